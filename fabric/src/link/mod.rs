@@ -1,0 +1,26 @@
+//! Links: what carries InfiniBand packets between two ports.
+//!
+//! A node sends into a [`Link`]; a link delivers to a [`LinkSink`]. In one process the two are the same call chain: a packet goes from HCA to
+//! switch to HCA on the sender's thread, and nothing is copied or queued.
+
+use wire::mad::PortState;
+use wire::packet::Packet;
+
+/// A port as its link sees it.
+pub trait LinkSink: Send + Sync {
+    /// Packets in order of arrival, borrowed for the time of the call. Never blocks: what needs state machines is handed to control.
+    fn receive(&self, packets: &[Packet<'_>]);
+    /// The physical link came up or went down.
+    fn link_changed(&self, up: bool);
+}
+
+/// A link as the port that sends into it sees it. Middlewares (capture, faults) are links around a link.
+pub trait Link: Send + Sync {
+    /// Sends packets in order. What cannot be sent is dropped and counted by the link.
+    fn transmit(&self, packets: &[Packet<'_>]);
+    /// Tells the link the logical state of its port: the flow-control packets of a link that leaves the process say it to the other side.
+    fn port_state(&self, state: PortState);
+}
+
+/// Hands an input to the control side of a node; false if it had to be dropped (the caller counts).
+pub type ControlSink<T> = Box<dyn Fn(T) -> bool + Send + Sync>;
