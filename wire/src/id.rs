@@ -44,7 +44,17 @@ pub struct MtuCode(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct RateCode(pub u8);
 
-newtype_field!(Guid(u64), Lid(u16), Qpn(u32), QKey(u32), PKey(u16), Psn(u32), ServiceLevel(u8), MtuCode(u8), RateCode(u8));
+newtype_field!(
+    Guid(u64),
+    Lid(u16),
+    Qpn(u32),
+    QKey(u32),
+    PKey(u16),
+    Psn(u32),
+    ServiceLevel(u8),
+    MtuCode(u8),
+    RateCode(u8)
+);
 
 impl Field for Gid {
     fn get(bytes: &[u8], offset: usize, width: usize) -> Self {
@@ -235,7 +245,11 @@ impl fmt::Display for Gid {
 }
 impl fmt::Display for Lid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 < 0xc000 { write!(f, "{}", self.0) } else { write!(f, "0x{:04x}", self.0) }
+        if self.0 < 0xc000 {
+            write!(f, "{}", self.0)
+        } else {
+            write!(f, "0x{:04x}", self.0)
+        }
     }
 }
 impl fmt::Display for Qpn {
