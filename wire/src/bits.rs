@@ -67,6 +67,24 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
+/// Tables of larger items, one after the other.
+macro_rules! array_field {
+    ($($t:ty),* $(,)?) => {$(
+        impl<const N: usize> $crate::bits::Field for [$t; N] {
+            fn get(bytes: &[u8], offset: usize, width: usize) -> Self {
+                std::array::from_fn(|i| $crate::bits::Field::get(bytes, offset + i * (width / N), width / N))
+            }
+            fn put(&self, bytes: &mut [u8], offset: usize, width: usize) {
+                for (i, item) in self.iter().enumerate() {
+                    $crate::bits::Field::put(item, bytes, offset + i * (width / N), width / N);
+                }
+            }
+        }
+    )*};
+}
+pub(crate) use array_field;
+array_field!(u16, u32, u64);
+
 /// Makes a newtype of an integer a [`Field`].
 macro_rules! newtype_field {
     ($($t:ident($int:ty)),* $(,)?) => {$(
@@ -108,6 +126,16 @@ macro_rules! record {
                 let mut bytes = [0u8; $size];
                 $($crate::bits::Field::put(&self.$field, &mut bytes, $off, $width);)*
                 bytes
+            }
+        }
+
+        /// A record is a field of larger ones, at a whole byte.
+        impl $crate::bits::Field for $name {
+            fn get(bytes: &[u8], offset: usize, _width: usize) -> Self {
+                bytes.get(offset / 8..).and_then(Self::parse).unwrap_or_default()
+            }
+            fn put(&self, bytes: &mut [u8], offset: usize, _width: usize) {
+                bytes[offset / 8..offset / 8 + $size].copy_from_slice(&self.emit());
             }
         }
 
