@@ -1,0 +1,4 @@
+//! Not yet written.
+
+pub mod host;
+pub mod netdev;
