@@ -1,0 +1,153 @@
+//! What the administrator decides: partitions and their groups, priority, timers.
+
+use std::time::Duration;
+use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode, ServiceLevel};
+
+/// Kind of membership in a partition (IBA 10.9.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    /// Talks to all members.
+    Full,
+    /// Talks to full members only.
+    Limited,
+}
+
+/// Parameters of a multicast group that exists from the start (RFC 4391 section 5; names as OpenSM's partition file).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupParams {
+    /// Largest payload.
+    pub mtu: MtuCode,
+    /// Static rate.
+    pub rate: RateCode,
+    /// Service level.
+    pub sl: ServiceLevel,
+    /// Queue key of the interfaces.
+    pub q_key: QKey,
+    /// Scope nibble of the broadcast MGID.
+    pub scope: u8,
+    /// GRH traffic class.
+    pub tclass: u8,
+    /// GRH flow label.
+    pub flow_label: u32,
+    /// GRH hop limit.
+    pub hop_limit: u8,
+}
+
+impl Default for GroupParams {
+    /// OpenSM's defaults: MTU 2048, 10 Gbit/s, SL 0, Q_Key 0x0b1b, link-local scope.
+    fn default() -> Self {
+        GroupParams {
+            mtu: MtuCode::MTU_2048,
+            rate: RateCode::GBPS_10,
+            sl: ServiceLevel(0),
+            q_key: QKey(0x0b1b),
+            scope: 2,
+            tclass: 0,
+            flow_label: 0,
+            hop_limit: 0,
+        }
+    }
+}
+
+/// One partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// For people.
+    pub name: String,
+    /// Its number; the membership bit is ignored.
+    pub pkey: PKey,
+    /// Set: an IPoIB broadcast group exists from the start.
+    pub ipoib: Option<GroupParams>,
+    /// Further groups that exist from the start.
+    pub groups: Vec<(Gid, GroupParams)>,
+    /// Ports by GUID.
+    pub members: Vec<(Guid, Membership)>,
+    /// Ports not listed; `None`: they are not in it.
+    pub default_membership: Option<Membership>,
+}
+
+impl Partition {
+    /// A partition of all ports.
+    pub fn all(name: &str, pkey: PKey, membership: Membership, ipoib: Option<GroupParams>) -> Self {
+        Partition { name: name.into(), pkey, ipoib, groups: Vec::new(), members: Vec::new(), default_membership: Some(membership) }
+    }
+    /// A partition of these ports.
+    pub fn of(name: &str, pkey: PKey, members: Vec<(Guid, Membership)>, ipoib: Option<GroupParams>) -> Self {
+        Partition { name: name.into(), pkey, ipoib, groups: Vec::new(), members, default_membership: None }
+    }
+
+    /// The P_Key that the port's table gets, if it is a member.
+    pub fn key_of(&self, port: Guid) -> Option<PKey> {
+        let membership = self.members.iter().find(|(guid, _)| *guid == port).map(|&(_, m)| m).or(self.default_membership)?;
+        let base = PKey(self.pkey.base());
+        Some(if membership == Membership::Full { base.full() } else { base })
+    }
+
+    /// Groups that exist from the start.
+    pub(super) fn well_known_groups(&self) -> impl Iterator<Item = (Gid, GroupParams)> + '_ {
+        let broadcast = self.ipoib.map(|params| (broadcast_mgid(self.pkey, params.scope), params));
+        broadcast.into_iter().chain(self.groups.iter().copied())
+    }
+}
+
+/// The IPoIB broadcast group of a partition: `ff1S:401b:PPPP::ffff:ffff` (RFC 4391 section 4).
+pub fn broadcast_mgid(pkey: PKey, scope: u8) -> Gid {
+    let [high, low] = pkey.full().0.to_be_bytes();
+    Gid([0xff, 0x10 | scope & 0xf, 0x40, 0x1b, high, low, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])
+}
+
+/// Configuration of a subnet manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SmConfig {
+    /// Ports that are in no partition of these with number 0x7fff become limited members of it, the manager's own port a full one: without
+    /// it nobody could reach the SA.
+    pub partitions: Vec<Partition>,
+    /// 0..=15; the higher wins.
+    pub sm_priority: u8,
+    /// SM_Key of requests that may see and do everything (OpenSM's `sa_key`).
+    pub sm_key: u64,
+    /// Upper half of all GIDs.
+    pub subnet_prefix: u64,
+    /// PortInfo.SubnetTimeOut, 4.096 us * 2^n.
+    pub subnet_timeout: u8,
+    /// Life time of packets in path and member records, 4.096 us * 2^n.
+    pub packet_life_time: u8,
+    /// Time between light sweeps.
+    pub sweep_interval: Duration,
+    /// An SMP without answer is sent again after this time ...
+    pub smp_timeout: Duration,
+    /// ... and this many times.
+    pub smp_retries: u8,
+    /// SMPs on the way at once.
+    pub smp_window: usize,
+    /// A standby asks the master this often whether it lives ...
+    pub poll_interval: Duration,
+    /// ... and takes over after this many unanswered questions.
+    pub poll_retries: u8,
+    /// A report is sent again after this time, and up to three times.
+    pub report_timeout: Duration,
+    /// LIDs of an earlier run, from [`SubnetManager::lid_map`](super::SubnetManager::lid_map).
+    pub lid_map: Vec<(Guid, Lid)>,
+}
+
+impl Default for SmConfig {
+    /// One partition 0x7fff of all ports, full members, with IPoIB; time-outs as OpenSM's.
+    fn default() -> Self {
+        SmConfig {
+            partitions: vec![Partition::all("Default", PKey::DEFAULT_LIMITED, Membership::Full, Some(GroupParams::default()))],
+            sm_priority: 0,
+            sm_key: 1,
+            subnet_prefix: Gid::DEFAULT_PREFIX,
+            subnet_timeout: 18,
+            packet_life_time: 18,
+            sweep_interval: Duration::from_secs(10),
+            smp_timeout: Duration::from_millis(200),
+            smp_retries: 3,
+            smp_window: 32,
+            poll_interval: Duration::from_millis(500),
+            poll_retries: 3,
+            report_timeout: Duration::from_secs(1),
+            lid_map: Vec::new(),
+        }
+    }
+}
