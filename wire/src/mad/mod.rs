@@ -1,14 +1,17 @@
 //! Management datagrams (IBA vol. 1, chapters 13 to 16): 256 bytes in a UD packet to QP0 (SMPs) or QP1 (all other classes).
 //!
 //! * [`Smp`]: subnet management packets, LID-routed and directed route; their attributes are in [`attr`]
-//! * [`sa`]: subnet administration; its records are in [`attr`] as well, long answers in `rmpp`
+//! * [`sa`]: subnet administration; its records are in [`attr`] as well, long answers in [`rmpp`]
 //! * [`cm`]: communication management
+//! * [`describe`]: a MAD as one line for people, and the proof that it was understood
 //!
 //! Every layout is a table of the bit offsets the standard prints. Parsing ignores reserved bits and emitting zeroes them.
 
 pub mod attr;
 pub mod cm;
+pub mod describe;
 mod names;
+pub mod rmpp;
 pub mod sa;
 mod smp;
 

@@ -60,7 +60,7 @@ record! {
         status: u8 = 24:8,
         /// DATA: number of the segment from 1; ACK: last one received in order.
         segment: u32 = 32:32,
-        /// DATA: payload length, bytes; ACK: last segment the receiver has room for.
+        /// DATA: payload length, bytes, see [`crate::mad::rmpp`]; ACK: last segment the receiver has room for.
         length: u32 = 64:32,
     }
 }

@@ -275,6 +275,13 @@ impl Notice {
         )
     }
 
+    /// The notice of an SMP, whose 64 bytes end before the issuer GID.
+    pub fn from_smp(data: &[u8; 64]) -> Self {
+        let mut whole = [0; Notice::LEN];
+        whole[..64].copy_from_slice(data);
+        Notice::parse(&whole).unwrap_or_default()
+    }
+
     /// The GID of traps 64 to 67.
     pub fn gid(&self) -> Option<Gid> {
         let known = self.is_generic && matches!(self.trap_number.0, 64..=67);
