@@ -1,12 +1,12 @@
 //! A MAD as one line for people, and a MAD emitted anew from its typed values.
 //!
-//! Which type an attribute has is one table, [`interpret`]; both ways go through it.
+//! Which type an attribute has is one table, `interpret`; both ways go through it.
 
 use super::attr::*;
-use super::cm::{CmMessage, IpoibPrivateData, ServiceId};
+use super::cm::{CmMessage, IpoibPrivateData};
+use super::sa::{RmppHeader, SA_HEADER_LEN};
 use super::{
-    AttrId, CM_DATA_OFFSET, MadBytes, MadHeader, MadStatus, Method, MgmtClass, PERF_DATA_OFFSET,
-    SaMad, Smp, put,
+    AttrId, MadBytes, MadHeader, MadStatus, Method, MgmtClass, PERF_DATA_OFFSET, SaMad, Smp, put,
 };
 use crate::id::{Gid, Lid};
 use std::fmt::{self, Debug, Display, Write};
@@ -82,15 +82,15 @@ fn sa_pitch(sa: &SaMad) -> usize {
 
 /// Bytes of the data that begin with a record: not those of later segments, whose records may have begun in the segment before.
 fn sa_records_len(sa: &SaMad) -> usize {
-    if !sa.rmpp.active {
-        return sa.data.len();
+    let rmpp = &sa.rmpp;
+    if !rmpp.active || rmpp.kind != RmppHeader::DATA {
+        // libumad2sim marks a cut-off table as active and leaves the rest of the header zero.
+        return if rmpp.kind == 0 { sa.data.len() } else { 0 };
     }
-    let header = super::sa::SA_HEADER_LEN;
-    match sa.rmpp.segment {
-        1 => sa
-            .data
-            .len()
-            .min((sa.rmpp.length as usize).saturating_sub(header)),
+    match rmpp.segment {
+        1 => (rmpp.length as usize)
+            .saturating_sub(SA_HEADER_LEN)
+            .min(sa.data.len()),
         _ => 0,
     }
 }
@@ -138,7 +138,7 @@ fn write_line(mad: &MadBytes, out: &mut String) -> fmt::Result {
             write!(out, " mask {}", sa.component_mask)?;
         }
         let (len, pitch) = (sa_records_len(&sa), sa_pitch(&sa));
-        for record in sa.data[..len].chunks_mut(pitch) {
+        for record in sa.data[..len].chunks_exact_mut(pitch.min(len).max(1)) {
             write_attribute(&header, status, record, out)?;
         }
         Ok(())
@@ -419,18 +419,10 @@ fn service_record(r: &ServiceRecord) -> String {
     )
 }
 
-fn ipoib(private_data: &[u8]) -> String {
-    match IpoibPrivateData::parse(private_data) {
-        Some(data) => format!("ud qpn {} receive mtu {}", data.ud_qpn, data.receive_mtu),
-        None => String::new(),
-    }
-}
-
-fn ipoib_if(service_id: ServiceId, private_data: &[u8]) -> String {
-    match service_id.ipoib_qpn() {
-        Some(_) => ipoib(private_data),
-        None => String::new(),
-    }
+/// Private data as IPoIB has it in both REQ and REP; only the REQ says that the service is IPoIB.
+fn private_data(bytes: &[u8]) -> String {
+    let data = IpoibPrivateData::parse(bytes).unwrap_or_default();
+    format!("ud qpn {} receive mtu {}", data.ud_qpn, data.receive_mtu)
 }
 
 fn cm_message(message: &CmMessage) -> String {
@@ -445,7 +437,10 @@ fn cm_message(message: &CmMessage) -> String {
             r.path_packet_payload_mtu,
             r.primary.local_gid,
             r.primary.remote_gid,
-            ipoib_if(r.service_id, &r.private_data)
+            match r.service_id.ipoib_qpn() {
+                Some(_) => private_data(&r.private_data),
+                None => "(not IPoIB)".into(),
+            }
         ),
         CmMessage::Mra(r) => format!(
             "comm {:08x} -> {:08x} of {} service timeout {}",
@@ -456,12 +451,12 @@ fn cm_message(message: &CmMessage) -> String {
             r.local_comm_id, r.remote_comm_id, r.message_rejected, r.reason.0, r.reason
         ),
         CmMessage::Rep(r) => format!(
-            "comm {:08x} -> {:08x} qpn {} psn {} private data {:02x?}",
+            "comm {:08x} -> {:08x} qpn {} psn {} (if IPoIB: {})",
             r.local_comm_id,
             r.remote_comm_id,
             r.local_qpn,
             r.starting_psn,
-            &r.private_data[..8]
+            private_data(&r.private_data)
         ),
         CmMessage::Rtu(r) => format!("comm {:08x} -> {:08x}", r.local_comm_id, r.remote_comm_id),
         CmMessage::Dreq(r) => format!(

@@ -323,3 +323,58 @@ impl InformInfo {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Byte offsets of the IBA's tables of data details.
+    #[test]
+    fn details_are_where_the_standard_has_them() {
+        let change = CapabilityChange {
+            lid: Lid(0x0102),
+            local_changes: true,
+            capability_mask: crate::mad::attr::CapabilityMask(0x0304_0506),
+            change_flags: 1,
+            capability_mask2: 0x0708,
+        };
+        let notice = Notice::capability_change(change);
+        assert_eq!(
+            notice.data_details[..14],
+            [0, 0, 1, 2, 0, 1, 3, 4, 5, 6, 0, 1, 7, 8]
+        );
+        assert_eq!(notice.capability(), Some(change));
+
+        let bad = BadKey {
+            lid1: Lid(1),
+            lid2: Lid(2),
+            key: 0xb1b,
+            sl: ServiceLevel(3),
+            qp1: Qpn(4),
+            qp2: Qpn(5),
+            gid1: Gid([6; 16]),
+            gid2: Gid([7; 16]),
+        };
+        let details = Notice::bad_key(TrapNumber(258), Lid(2), bad).data_details;
+        let front = [
+            0, 0, 0, 1, 0, 2, 0, 0, 0xb, 0x1b, 0x30, 0, 0, 4, 0, 0, 0, 5, 6,
+        ];
+        assert_eq!(details[..19], front);
+        assert_eq!(
+            (details[33], details[34], details[49], details[50]),
+            (6, 7, 7, 0)
+        );
+
+        let details = Notice::link_state_change(Lid(0x0a0b)).data_details;
+        assert_eq!(details[..3], [0x0a, 0x0b, 0]);
+    }
+
+    #[test]
+    fn a_trap_in_an_smp_lacks_only_its_issuer_gid() {
+        let notice = Notice::link_state_change(Lid(9));
+        let mut data = [0; 64];
+        data.copy_from_slice(&notice.emit()[..64]);
+        assert_eq!(Notice::from_smp(&data), notice);
+        assert_eq!(notice.switch_lid(), Some(Lid(9)));
+    }
+}
