@@ -16,6 +16,7 @@ pub mod sa;
 mod smp;
 
 use crate::bits::record;
+pub use attr::PortState;
 pub use names::{AttrId, MadStatus, Method, MgmtClass};
 pub use sa::SaMad;
 pub use smp::{MAX_HOPS, Smp};
