@@ -1,4 +1,5 @@
 //! Real frames of others, read from outside the repository: each must parse, have right CRCs and come out of its typed form unchanged.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use wire::describe::{describe, reemit};

@@ -1,4 +1,5 @@
 //! Properties of packets: nothing panics, what is written is read back, what is flipped is noticed.
+#![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
 use wire::describe::{describe, reemit};

@@ -64,12 +64,60 @@ static TABLES: [[u16; 256]; 16] = {
 
 /// Variant CRC over LRH..ICRC (IBA 7.8.2); also the LPCRC over the first four bytes of a flow control packet (IBA 7.9.4).
 pub fn vcrc(bytes: &[u8]) -> u16 {
-    let mut crc = 0xffffu16;
+    let (blocks, rest) = bytes.as_chunks();
+    let crc = match blocks.split_last() {
+        Some((last, blocks)) => update(0, &fold(blocks, last)),
+        None => INITIAL,
+    };
+    !update(crc, rest)
+}
+
+const INITIAL: u16 = 0xffff;
+
+/// Words of a block: the degree of the polynomial.
+const WORDS: usize = 16;
+const BLOCK: usize = WORDS * 8;
+
+/// Reduces blocks, the initial register included, to one block with the same remainder.
+///
+/// Squaring a polynomial over GF(2) doubles its exponents, so modulo the CRC's polynomial not only x^16 = x^12 + x^3 + x + 1 but also
+/// x^(16*64) = x^(12*64) + x^(3*64) + x^64 + 1: a word of 64 bits may be replaced by itself added to the words 4, 13, 15 and 16 later. Four
+/// exclusive-ors for eight bytes are several times faster than tables, and the tables see the last block only.
+fn fold(blocks: &[[u8; BLOCK]], last: &[u8; BLOCK]) -> [u8; BLOCK] {
+    // Ring of the last 16 words, not yet replaced.
+    let mut ring = [0u64; WORDS];
+    ring[0] = u64::from(INITIAL);
+    for block in blocks {
+        for (n, word) in words(block).enumerate() {
+            ring[n] ^=
+                word ^ ring[(n + 12) % WORDS] ^ ring[(n + 3) % WORDS] ^ ring[(n + 1) % WORDS];
+        }
+    }
+    let mut out = [0; BLOCK];
+    for (n, word) in words(last).enumerate() {
+        // Words of this block stay: only what came before is added.
+        let before = |later: usize| ring.get(n + WORDS - later).copied().unwrap_or(0);
+        let sum = word ^ ring[n] ^ before(15) ^ before(13) ^ before(4);
+        out[n * 8..][..8].copy_from_slice(&sum.to_le_bytes());
+    }
+    out
+}
+
+fn words(block: &[u8; BLOCK]) -> impl Iterator<Item = u64> {
+    block
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u64::from_le_bytes(*word))
+}
+
+/// The register after `bytes`.
+fn update(mut crc: u16, bytes: &[u8]) -> u16 {
     let (blocks, rest) = bytes.as_chunks::<16>();
     for block in blocks {
         let [low, high] = crc.to_le_bytes();
-        let mut next =
-            TABLES[15][usize::from(block[0] ^ low)] ^ TABLES[14][usize::from(block[1] ^ high)];
+        let first = TABLES[15][usize::from(block[0] ^ low)];
+        let mut next = first ^ TABLES[14][usize::from(block[1] ^ high)];
         for (at, byte) in block.iter().enumerate().skip(2) {
             next ^= TABLES[15 - at][usize::from(*byte)];
         }
@@ -78,7 +126,7 @@ pub fn vcrc(bytes: &[u8]) -> u16 {
     for byte in rest {
         crc = crc >> 8 ^ TABLES[0][usize::from(crc as u8 ^ byte)];
     }
-    !crc
+    crc
 }
 
 #[cfg(test)]
@@ -115,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn tables_equal_the_bitwise_definition() {
-        let bytes: Vec<u8> = (0..600u32)
+    fn equals_the_bitwise_definition() {
+        let bytes: Vec<u8> = (0..900u32)
             .map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8)
             .collect();
         for start in 0..20 {
-            for end in (start..600).step_by(7) {
+            for end in (start..900).step_by(7) {
                 assert_eq!(
                     vcrc(&bytes[start..end]),
                     bitwise(&bytes[start..end]),
