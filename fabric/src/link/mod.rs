@@ -3,6 +3,11 @@
 //! A node sends into a [`Link`]; a link delivers to a [`LinkSink`]. In one process the two are the same call chain: a packet goes from HCA to
 //! switch to HCA on the sender's thread, and nothing is copied or queued.
 
+pub mod capture;
+pub mod fault;
+pub mod pcap;
+pub mod udp;
+
 use wire::mad::PortState;
 use wire::packet::Packet;
 
