@@ -1,4 +1,4 @@
-//! Not yet written.
+//! One IPoIB interface: devices, forwarding, state machine.
 
 pub mod host;
 pub mod netdev;

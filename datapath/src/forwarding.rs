@@ -1,0 +1,113 @@
+//! The forwarding table: what the data path knows. Control builds it, the data path reads an immutable snapshot.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use verbs::{AddressHandle, UdQueuePair};
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::{ipv4_multicast_gid, ipv6_multicast_gid};
+use wire::{Gid, Lid, PKey, QKey, Qpn};
+
+/// Where packets of one neighbour or group go.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    pub(crate) ah: AddressHandle,
+    pub(crate) qpn: Qpn,
+    /// Largest IP packet, bytes.
+    pub(crate) mtu: usize,
+    /// Control wants to hear of the first use: a stale neighbour (RFC 4861 7.3.3), or a send-only group that is left when idle.
+    pub(crate) report_use: AtomicBool,
+    pub(crate) packets: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
+
+impl Destination {
+    pub(crate) fn new(ah: AddressHandle, qpn: Qpn, mtu: usize, report_use: bool) -> Arc<Self> {
+        let report_use = AtomicBool::new(report_use);
+        Arc::new(Destination { ah, qpn, mtu, report_use, packets: AtomicU64::new(0), bytes: AtomicU64::new(0) })
+    }
+
+    /// True once after each time that control asked for it.
+    pub(crate) fn first_use(&self) -> bool {
+        self.report_use.load(Relaxed) && self.report_use.swap(false, Relaxed)
+    }
+}
+
+/// Who this interface is: fixed while it is up.
+#[derive(Clone)]
+pub(crate) struct Identity {
+    pub(crate) qp: Arc<dyn UdQueuePair>,
+    pub(crate) lid: Lid,
+    pub(crate) gid: Gid,
+    /// The group's Q_Key, for every packet.
+    pub(crate) q_key: QKey,
+    /// Partition with the full-member bit, and scope: the fixed part of MGIDs.
+    pub(crate) p_key: PKey,
+    pub(crate) scope: Scope,
+    /// IP MTU of the broadcast group, bytes.
+    pub(crate) mtu: usize,
+}
+
+/// How to reach an IP destination: the route, without the neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hop {
+    /// This neighbour.
+    Neighbour(IpAddr),
+    /// The broadcast group.
+    Broadcast,
+}
+
+/// One immutable state of the table. Maps are shared between successive states unless they change.
+#[derive(Clone, Default)]
+pub(crate) struct Forwarding {
+    /// `None` while the interface is down.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) hops: Arc<HashMap<IpAddr, Hop>>,
+    pub(crate) neighbours: Arc<HashMap<IpAddr, Arc<Destination>>>,
+    /// By MGID, the broadcast group included.
+    pub(crate) groups: Arc<HashMap<Gid, Arc<Destination>>>,
+}
+
+impl Forwarding {
+    /// The destination of a packet to `ip`, if the table knows it, and the key under which control knows it.
+    pub(crate) fn find(&self, identity: &Identity, ip: IpAddr) -> Option<(Key, &Arc<Destination>)> {
+        let mgid = match ip {
+            IpAddr::V4(a) if a.is_multicast() || a.is_broadcast() => identity.mgid(ip),
+            IpAddr::V6(a) if a.is_multicast() => identity.mgid(ip),
+            _ => match *self.hops.get(&ip)? {
+                Hop::Broadcast => identity.mgid(IpAddr::V4(Ipv4Addr::BROADCAST)),
+                Hop::Neighbour(hop) => return self.neighbours.get(&hop).map(|d| (Key::Neighbour(hop), d)),
+            },
+        };
+        self.groups.get(&mgid).map(|d| (Key::Group(mgid), d))
+    }
+}
+
+/// Names a [`Destination`] towards control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// A neighbour by its IP address.
+    Neighbour(IpAddr),
+    /// A group by its MGID.
+    Group(Gid),
+}
+
+impl Identity {
+    /// The MGID for a multicast or limited-broadcast address (RFC 4391 section 4).
+    pub(crate) fn mgid(&self, ip: IpAddr) -> Gid {
+        match ip {
+            IpAddr::V4(group) => ipv4_multicast_gid(group, self.p_key, self.scope),
+            IpAddr::V6(group) => ipv6_multicast_gid(group, self.p_key, self.scope),
+        }
+    }
+}
+
+/// Destination address of an IP packet; `None` if it is not one.
+pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => Some(IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(..20)?.get(16..20)?).ok()?))),
+        6 => Some(IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(..40)?.get(24..40)?).ok()?))),
+        _ => None,
+    }
+}

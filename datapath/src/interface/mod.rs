@@ -1,0 +1,454 @@
+//! The state machine of one IPoIB interface: port, groups, neighbours and host, put together.
+//!
+//! Fed by [`Input`]s and time, it drives the port (through the `verbs` traits), the device and the host's settings, and publishes the
+//! forwarding table. It never waits and has no clock or thread of its own: one control thread, or a simulation, owns it.
+//!
+//! Order of a bring-up (ib_ipoib's): port Active with a LID and the P_Key in its table; queue pair; broadcast group joined and attached
+//! (carrier, MTU and Q_Key follow it); then the host's groups, subscriptions to traps 64 to 67, announcement of own addresses.
+
+mod neighbour;
+mod port;
+pub mod status;
+
+use crate::counters::Counters;
+use crate::forwarding::{Destination, Forwarding, Hop, destination};
+use crate::host::{HostEvent, NextHop};
+use crate::icmp::{self, RateLimit, Reason};
+use crate::plane::{Plane, Upcall};
+use arp::{NeighbourConfig, Neighbours};
+use mad::{RequestId, SaClient, SaClientConfig};
+use multicast::{Groups, GroupsConfig, RequestTag};
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Instant;
+use verbs::{MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, UdSend, VerbsError};
+use wire::ipoib::{ENCAP_LEN, Scope};
+use wire::mad::MgmtClass;
+use wire::mad::attr::TrapNumber;
+use wire::{Gid, PKey, Qpn};
+
+use crate::netdev::Netdev;
+
+/// What an administrator may choose.
+#[derive(Clone, Debug)]
+pub struct InterfaceConfig {
+    /// Name for messages, such as `ib0`.
+    pub name: String,
+    /// Partition; `None`: that of index 0 of the P_Key table. The full-member bit does not matter.
+    pub p_key: Option<PKey>,
+    /// Queue pair number; `None`: any.
+    pub qpn: Option<Qpn>,
+    /// Upper bound of the IP MTU, bytes; `None`: that of the broadcast group.
+    pub mtu: Option<u32>,
+    /// Scope of the broadcast group (RFC 4391 section 4).
+    pub scope: Scope,
+    /// Timers and limits of the neighbour machine.
+    pub neighbours: NeighbourConfig,
+    /// Time-outs of SA queries.
+    pub sa: SaClientConfig,
+}
+
+impl Default for InterfaceConfig {
+    fn default() -> Self {
+        InterfaceConfig {
+            name: "ib0".into(),
+            p_key: None,
+            qpn: None,
+            mtu: None,
+            scope: Scope::LINK_LOCAL,
+            neighbours: NeighbourConfig::default(),
+            sa: SaClientConfig::default(),
+        }
+    }
+}
+
+/// What the interface asks of the host that its device belongs to.
+pub trait Host: Send {
+    /// The next hop of packets for `destination` that leave by this interface.
+    fn next_hop(&mut self, destination: IpAddr) -> NextHop;
+    /// Sets the device's MTU, bytes.
+    ///
+    /// # Errors
+    /// A text for the log; the interface goes on.
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), String>;
+}
+
+/// What happens to an interface.
+#[derive(Debug)]
+pub enum Input {
+    /// Something at the port.
+    Port(PortEvent),
+    /// A MAD for its SA client.
+    Mad(MadReceived),
+    /// Something in the data path.
+    Upcall(Upcall),
+    /// Something at the host.
+    Host(HostEvent),
+    /// Resolve this address although no packet asks for it.
+    Resolve(IpAddr),
+}
+
+/// Where inputs are put by the threads that notice them; false if there is no room (it is counted, and protocols repeat).
+pub type InputSink = Arc<dyn Fn(Input) -> bool + Send + Sync>;
+
+/// What an answer of the SA is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Join(RequestTag),
+    Leave(RequestTag),
+    Path(Gid),
+    Subscribe(TrapNumber),
+}
+
+/// One interface. See the module.
+pub struct Interface {
+    config: InterfaceConfig,
+    port: Arc<dyn Port>,
+    attributes: Arc<PortAttributes>,
+    agent: Box<dyn MadAgent>,
+    plane: Arc<Plane>,
+    host: Box<dyn Host>,
+    qp: Option<Arc<dyn UdQueuePair>>,
+
+    sa: SaClient,
+    requests: HashMap<RequestId, Purpose>,
+    /// Traps not subscribed to yet, and when to try again.
+    unsubscribed: BTreeSet<TrapNumber>,
+    subscribe_at: Option<Instant>,
+
+    groups: Groups,
+    neighbours: Neighbours,
+    addresses: BTreeSet<(IpAddr, u8)>,
+    host_groups: BTreeSet<IpAddr>,
+
+    admin_up: bool,
+    /// The port GID and partition that the interface runs with.
+    running: Option<(Gid, PKey)>,
+    mtu: Mtu,
+    /// Working copy of the forwarding table; published when it changed.
+    table: Forwarding,
+    changed: bool,
+    errors: RateLimit,
+    finished: bool,
+}
+
+/// The device's MTU follows the group's, unless the administrator wants less.
+#[derive(Debug, Default)]
+struct Mtu {
+    /// What the administrator wants at most, bytes.
+    admin: Option<u32>,
+    /// What the group allows, bytes.
+    group: Option<u32>,
+    /// What the device has, as last heard.
+    device: Option<u32>,
+    /// What was set and not heard back yet: older reports are on their way.
+    expected: Option<u32>,
+}
+
+/// Next hops kept; more destinations than this make a fresh start.
+const MAX_HOPS: usize = 16_384;
+
+impl Interface {
+    /// An interface on `port` for the device `netdev`. `inputs` takes what the port's and the device's threads notice; whoever owns the
+    /// interface feeds it back by [`handle`](Self::handle).
+    ///
+    /// # Errors
+    /// The port has no room for another MAD agent.
+    pub fn new(
+        config: InterfaceConfig,
+        port: Arc<dyn Port>,
+        netdev: Arc<dyn Netdev>,
+        host: Box<dyn Host>,
+        inputs: InputSink,
+        seed: u64,
+    ) -> Result<Self, VerbsError> {
+        let sink = inputs.clone();
+        let handler: Arc<dyn MadHandler> = Arc::new(move |mad| {
+            sink(Input::Mad(mad));
+        });
+        let agent = port.register_mad_agent(&[MgmtClass::SUBN_ADM], handler)?;
+        let sink = inputs.clone();
+        port.subscribe(Arc::new(move |event| {
+            sink(Input::Port(event));
+        }));
+        let plane = Arc::new(Plane::new(netdev, Box::new(move |upcall| inputs(Input::Upcall(upcall)))));
+        Ok(Interface {
+            attributes: port.attributes(),
+            sa: SaClient::new(config.sa.clone(), agent.tid_high(), seed),
+            requests: HashMap::new(),
+            unsubscribed: BTreeSet::new(),
+            subscribe_at: None,
+            groups: Groups::new(GroupsConfig { scope: config.scope, ..GroupsConfig::default() }, seed ^ 1),
+            neighbours: Neighbours::new(config.neighbours.clone(), seed ^ 2),
+            addresses: BTreeSet::new(),
+            host_groups: BTreeSet::new(),
+            admin_up: true,
+            running: None,
+            mtu: Mtu { admin: config.mtu, ..Mtu::default() },
+            table: Forwarding::default(),
+            changed: false,
+            errors: RateLimit::new(),
+            finished: false,
+            qp: None,
+            config,
+            port,
+            agent,
+            plane,
+            host,
+        })
+    }
+
+    /// The data path, for the thread that reads the device.
+    pub fn plane(&self) -> &Arc<Plane> {
+        &self.plane
+    }
+
+    /// True once the device or the port is gone: the owner ends.
+    pub fn is_finished(&self) -> bool {
+        self.finished
+    }
+
+    /// True while packets can flow: the broadcast group is joined.
+    pub fn is_up(&self) -> bool {
+        self.table.identity.is_some()
+    }
+
+    /// One input.
+    pub fn handle(&mut self, now: Instant, input: Input) {
+        match input {
+            Input::Port(event) => self.port_event(now, event),
+            Input::Mad(mad) => self.sa.handle_mad(now, &mad),
+            Input::Upcall(upcall) => self.upcall(now, upcall),
+            Input::Host(event) => self.host_event(now, event),
+            Input::Resolve(ip) => self.neighbours.resolve(now, ip),
+        }
+        self.settle(now);
+    }
+
+    /// Starts; call once, and then feed.
+    pub fn start(&mut self, now: Instant) {
+        self.reconsider(now);
+        self.settle(now);
+    }
+
+    /// Leaves all groups and lets the queue pair go. The leave messages are sent, not awaited.
+    pub fn shutdown(&mut self, now: Instant) {
+        self.admin_up = false;
+        self.finished = true;
+        self.reconsider(now);
+        self.settle(now);
+        self.qp = None;
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [self.sa.poll_timeout(), self.groups.poll_timeout(), self.neighbours.poll_timeout(), self.subscribe_at].into_iter().flatten().min()
+    }
+
+    /// Time passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.sa.handle_timeout(now);
+        self.groups.handle_timeout(now);
+        self.neighbours.handle_timeout(now);
+        if self.subscribe_at.is_some_and(|at| at <= now) {
+            self.subscribe(now);
+        }
+        self.settle(now);
+    }
+
+    /// Carries outputs between the machines until none has any left, then publishes what changed.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            if let Some(event) = self.sa.poll_event() {
+                self.sa_event(now, event);
+            } else if let Some(output) = self.groups.poll_output() {
+                self.groups_output(now, output);
+            } else if let Some(output) = self.neighbours.poll_output() {
+                self.neighbours_output(now, output);
+            } else if let Some(mad) = self.sa.poll_transmit() {
+                self.agent.send(mad);
+            } else {
+                break;
+            }
+        }
+        if std::mem::take(&mut self.changed) {
+            self.plane.publish(self.table.clone());
+        }
+    }
+
+    fn upcall(&mut self, now: Instant, upcall: Upcall) {
+        match upcall {
+            Upcall::Miss(frame) => self.send_ip(now, frame),
+            Upcall::TooBig(packet, mtu) => self.icmp_error(now, &packet, Reason::TooBig(mtu)),
+            Upcall::Used(key) => self.used(now, key),
+            Upcall::Arp(source, packet) => self.arp_received(now, source, &packet),
+            Upcall::Nd(source, packet) => self.nd_received(now, source, &packet),
+        }
+    }
+
+    /// Sends an encapsulated IP packet that the data path had no entry for.
+    fn send_ip(&mut self, now: Instant, frame: Vec<u8>) {
+        let counters = self.plane.counters();
+        let Some(identity) = &self.table.identity else {
+            return Counters::bump(&counters.tx_drop_down);
+        };
+        let Some(ip) = frame.get(ENCAP_LEN..).and_then(destination) else {
+            return Counters::bump(&counters.tx_drop_not_ip);
+        };
+        let multicast = ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+        if !multicast && !self.table.hops.contains_key(&ip) {
+            let hop = match self.host.next_hop(ip) {
+                NextHop::OnLink => Hop::Neighbour(ip),
+                NextHop::Gateway(gateway) => Hop::Neighbour(gateway),
+                NextHop::Broadcast => Hop::Broadcast,
+                NextHop::Unreachable => {
+                    Counters::bump(&counters.tx_drop_no_route);
+                    return self.icmp_error(now, &frame[ENCAP_LEN..], Reason::Unreachable);
+                }
+            };
+            let hops = Arc::make_mut(&mut self.table.hops);
+            if hops.len() >= MAX_HOPS {
+                hops.clear();
+            }
+            hops.insert(ip, hop);
+            self.changed = true;
+        }
+        // It may have been resolved since the data path missed it.
+        if let Some((key, to)) = self.table.find(identity, ip) {
+            let to = to.clone();
+            if to.first_use() {
+                self.used(now, key);
+            }
+            return self.send_to(now, &to, &[frame]);
+        }
+        match self.table.hops.get(&ip) {
+            Some(Hop::Neighbour(hop)) if !multicast => self.neighbours.send(now, *hop, frame),
+            // The broadcast group is always in the table while the interface is up: this is another group.
+            _ => self.groups.send(now, ip, frame),
+        }
+    }
+
+    /// Sends packets from control: the queue that waited for a neighbour or group.
+    fn send_to(&mut self, now: Instant, to: &Destination, frames: &[Vec<u8>]) {
+        let Some(identity) = self.table.identity.clone() else { return };
+        for frame in frames {
+            let packet = frame.get(ENCAP_LEN..).unwrap_or_default();
+            if packet.len() > to.mtu {
+                Counters::bump(&self.plane.counters().tx_drop_too_big);
+                self.icmp_error(now, packet, Reason::TooBig(to.mtu));
+                continue;
+            }
+            let send = UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: frame, lso: None };
+            identity.qp.post_send(&[send]);
+            let counters = self.plane.counters();
+            Counters::bump(&counters.tx_packets);
+            Counters::add(&counters.tx_bytes, packet.len() as u64);
+        }
+    }
+
+    fn icmp_error(&mut self, now: Instant, packet: &[u8], reason: Reason) {
+        let counters = self.plane.counters();
+        match icmp::error(packet, reason) {
+            Some(error) if self.errors.take(now) => {
+                Counters::bump(&counters.icmp_errors);
+                self.plane.to_host(&error);
+            }
+            _ => Counters::bump(&counters.icmp_suppressed),
+        }
+    }
+
+    fn host_event(&mut self, now: Instant, event: HostEvent) {
+        match event {
+            HostEvent::Link { admin_up, mtu } => {
+                self.device_mtu(mtu);
+                if self.admin_up != admin_up {
+                    self.admin_up = admin_up;
+                    self.reconsider(now);
+                }
+            }
+            HostEvent::AddressAdded(ip, prefix) => self.add_address(now, ip, prefix),
+            HostEvent::AddressRemoved(ip, prefix) => self.remove_address(now, ip, prefix),
+            HostEvent::RoutesChanged => {
+                self.table.hops = Arc::default();
+                self.changed = true;
+            }
+            HostEvent::GroupJoined(group) => {
+                if self.host_groups.insert(group) {
+                    self.groups.join(now, group);
+                }
+            }
+            HostEvent::GroupLeft(group) => {
+                if self.host_groups.remove(&group) {
+                    self.groups.leave(now, group);
+                }
+            }
+            HostEvent::Gone | HostEvent::NamespaceDeleted => self.shutdown(now),
+        }
+    }
+
+    fn add_address(&mut self, now: Instant, ip: IpAddr, prefix: u8) {
+        if !self.addresses.insert((ip, prefix)) {
+            return;
+        }
+        self.neighbours.add_address(now, ip, prefix);
+        for group in needed_groups(ip) {
+            self.groups.join(now, group);
+        }
+    }
+
+    fn remove_address(&mut self, now: Instant, ip: IpAddr, prefix: u8) {
+        if !self.addresses.remove(&(ip, prefix)) {
+            return;
+        }
+        self.neighbours.remove_address(now, ip);
+        for group in needed_groups(ip) {
+            self.groups.leave(now, group);
+        }
+    }
+
+    fn device_mtu(&mut self, mtu: u32) {
+        match self.mtu.expected {
+            Some(expected) if expected != mtu => return,
+            Some(_) => self.mtu.expected = None,
+            // The first report is what the device was made with, not a wish.
+            None if self.mtu.device.is_some_and(|old| old != mtu) => {
+                self.mtu.admin = self.mtu.group.is_none_or(|group| mtu < group).then_some(mtu);
+            }
+            None => {}
+        }
+        self.mtu.device = Some(mtu);
+        self.apply_mtu();
+    }
+
+    /// Sets the device's MTU to the smaller of the group's and the administrator's.
+    fn apply_mtu(&mut self) {
+        let Some(group) = self.mtu.group else { return };
+        let wanted = self.mtu.admin.map_or(group, |admin| admin.min(group));
+        if self.mtu.device == Some(wanted) && self.mtu.expected.is_none() || self.mtu.expected == Some(wanted) {
+            return;
+        }
+        match self.host.set_mtu(wanted) {
+            Ok(()) => self.mtu.expected = Some(wanted),
+            Err(error) => tracing::warn!(interface = %self.config.name, mtu = wanted, %error, "cannot set the MTU"),
+        }
+    }
+}
+
+impl Drop for Interface {
+    fn drop(&mut self) {
+        // The published table holds the queue pair, whose handler holds the plane.
+        self.plane.publish(Forwarding::default());
+    }
+}
+
+/// Groups that resolving `ip` needs: all nodes, and the solicited-node group (RFC 4861 section 7.2.1).
+fn needed_groups(ip: IpAddr) -> Vec<IpAddr> {
+    match ip {
+        IpAddr::V4(_) => vec![IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1))],
+        IpAddr::V6(ip) => {
+            let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+            vec![IpAddr::V6(all_nodes), IpAddr::V6(wire::ipoib::nd::solicited_node(ip))]
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! ARP, ND and neighbours: between the data path, the neighbour machine and the SA.
+
+use super::{Interface, Purpose};
+use crate::counters::Counters;
+use crate::forwarding::{Destination, Key};
+use crate::icmp::Reason;
+use arp::{Output, Path, Resolved, Source};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use verbs::{AhAttributes, GrhAttributes, UdSend};
+use wire::Gid;
+use wire::ipoib::nd::{NdMessage, NdOptions, NdPacket};
+use wire::ipoib::{ArpPacket, ENCAP_LEN, LinkAddress};
+
+impl Interface {
+    pub(super) fn arp_received(&mut self, now: Instant, source: Source, packet: &[u8]) {
+        match ArpPacket::parse(packet) {
+            Ok(arp) => self.neighbours.handle_arp(now, source, &arp),
+            Err(error) => {
+                Counters::bump(&self.plane.counters().rx_drop_bad_arp);
+                tracing::debug!(interface = %self.config.name, from = %source.lid, %error, "bad ARP packet");
+            }
+        }
+    }
+
+    pub(super) fn nd_received(&mut self, now: Instant, source: Source, packet: &[u8]) {
+        self.neighbours.handle_nd(now, source, packet);
+        match NdPacket::parse(packet) {
+            // Neighbours are ours to find, not the kernel's.
+            Ok(nd) if matches!(nd.message, NdMessage::NeighborSolicitation { .. } | NdMessage::NeighborAdvertisement { .. }) => {}
+            Ok(nd) => self.plane.to_host(&without_link_addresses(nd)),
+            Err(error) => {
+                Counters::bump(&self.plane.counters().rx_drop_bad_nd);
+                tracing::debug!(interface = %self.config.name, from = %source.lid, %error, "bad neighbour discovery packet");
+            }
+        }
+    }
+
+    /// The data path used a destination for the first time since control asked to be told.
+    pub(super) fn used(&mut self, now: Instant, key: Key) {
+        match key {
+            Key::Neighbour(ip) => self.neighbours.used(now, ip),
+            Key::Group(mgid) => self.groups.used(now, mgid),
+        }
+    }
+
+    pub(super) fn neighbours_output(&mut self, now: Instant, output: Output) {
+        match output {
+            Output::Transmit { to, payload } => self.transmit_control(now, to, payload),
+            Output::QueryPath(gid) => self.query_path(now, gid),
+            Output::Install { ip, entry } => {
+                // An entry refers to a path that the SA gave for our own GID: none is installed while the interface is down.
+                let Some(to) = self.destination(&entry) else { return };
+                Arc::make_mut(&mut self.table.neighbours).insert(ip, to);
+                self.changed = true;
+            }
+            Output::Remove { ip } => {
+                Arc::make_mut(&mut self.table.neighbours).remove(&ip);
+                self.changed = true;
+            }
+            Output::Flush { ip, packets } => match self.table.neighbours.get(&ip).cloned() {
+                Some(to) => self.send_to(now, &to, &packets),
+                None => Counters::add(&self.plane.counters().tx_drop_unreachable, packets.len() as u64),
+            },
+            Output::Unreachable { packets, .. } => {
+                Counters::add(&self.plane.counters().tx_drop_unreachable, packets.len() as u64);
+                for packet in packets {
+                    self.icmp_error(now, packet.get(ENCAP_LEN..).unwrap_or_default(), Reason::Unreachable);
+                }
+            }
+            Output::Conflict { ip, by } => {
+                tracing::warn!(interface = %self.config.name, address = %ip, claimed_by = %by, "another interface uses an address of this one");
+            }
+        }
+    }
+
+    fn query_path(&mut self, now: Instant, gid: Gid) {
+        let Some((own, p_key)) = self.running else {
+            return self.neighbours.path_result(now, gid, Err(arp::PathError::TimedOut));
+        };
+        let tclass = self.groups.broadcast().map_or(0, |record| record.tclass);
+        let id = self.sa.request(now, mad::SaRequest::path(own, gid, p_key, tclass));
+        self.requests.insert(id, Purpose::Path(gid));
+    }
+
+    /// Sends an ARP or ND packet of our own.
+    fn transmit_control(&mut self, now: Instant, to: arp::Destination, payload: Vec<u8>) {
+        let Some(identity) = self.table.identity.clone() else {
+            return Counters::bump(&self.plane.counters().tx_drop_down);
+        };
+        let to = match to {
+            arp::Destination::Unicast(resolved) => self.destination(&resolved),
+            arp::Destination::Broadcast => self.table.groups.get(&identity.mgid(std::net::Ipv4Addr::BROADCAST.into())).cloned(),
+            arp::Destination::Group(group) => {
+                let group = IpAddr::V6(group);
+                match self.table.groups.get(&identity.mgid(group)) {
+                    Some(to) => Some(to.clone()),
+                    None => return self.groups.send(now, group, payload),
+                }
+            }
+        };
+        let Some(to) = to else { return };
+        if to.first_use() && to.qpn == wire::Qpn::MULTICAST {
+            if let Some(grh) = to.ah.attributes().grh {
+                self.groups.used(now, grh.dgid);
+            }
+        }
+        identity.qp.post_send(&[UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: &payload, lso: None }]);
+    }
+
+    /// What the data path needs to send to a neighbour.
+    fn destination(&self, entry: &Resolved) -> Option<Arc<Destination>> {
+        let identity = self.table.identity.as_ref()?;
+        let Path { dlid, slid, sl, rate, mtu, hop_limit, flow_label, tclass } = entry.path;
+        let ah = AhAttributes {
+            dlid,
+            sl,
+            src_path_bits: (slid.0 & ((1 << self.attributes.lmc) - 1)) as u8,
+            rate,
+            // As ib_ipoib: a path inside the subnet has hop limit 0 and needs no GRH.
+            grh: (hop_limit > 0).then_some(GrhAttributes {
+                dgid: entry.address.gid,
+                sgid_index: 0,
+                flow_label,
+                hop_limit,
+                traffic_class: tclass,
+            }),
+        };
+        let mtu = mtu.bytes().map_or(identity.mtu, |bytes| identity.mtu.min(usize::from(bytes) - ENCAP_LEN));
+        match self.port.create_ah(ah) {
+            Ok(ah) => Some(Destination::new(ah, entry.address.qpn, mtu, entry.stale)),
+            Err(error) => {
+                tracing::warn!(interface = %self.config.name, to = %entry.address, %error, "no address handle");
+                None
+            }
+        }
+    }
+
+    /// The link address that others see (RFC 4391 section 9.1.1).
+    pub(super) fn link_address(&self) -> Option<LinkAddress> {
+        let identity = self.table.identity.as_ref()?;
+        Some(LinkAddress { flags: 0, qpn: identity.qp.qpn(), gid: identity.gid })
+    }
+}
+
+/// The same message without link-layer address options: the host's device has none, and Linux rejects those of another length than its own.
+fn without_link_addresses(nd: NdPacket<'_>) -> Vec<u8> {
+    const LINK_LAYER_ADDRESS: std::ops::RangeInclusive<u8> = 1..=2;
+    let kept: Vec<u8> =
+        nd.options.iter().filter(|(kind, _)| !LINK_LAYER_ADDRESS.contains(kind)).flat_map(|(_, option)| option.iter().copied()).collect();
+    NdPacket { options: NdOptions::parse(&kept).unwrap_or_default(), ..nd }.emit()
+}

@@ -1,0 +1,196 @@
+//! The data path of one interface: device to queue pair and back, on the thread that brings the packets, without locks or allocation.
+//!
+//! What needs a state machine (a destination that is not in the table, ARP, ND) is copied and handed to control.
+
+use crate::counters::Counters;
+use crate::forwarding::{Destination, Forwarding, Identity, Key, destination};
+use crate::netdev::{HEADROOM, Netdev, PacketBatch};
+use arc_swap::ArcSwap;
+use arp::Source;
+use arrayvec::ArrayVec;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use verbs::{ReceiveHandler, UdReceive, UdSend};
+use wire::ipoib::nd::is_neighbor_discovery;
+use wire::ipoib::{ENCAP_LEN, EncapHeader, EtherType};
+
+const _: () = assert!(HEADROOM == ENCAP_LEN, "the encapsulation header is written into the headroom");
+
+/// Sends posted at once.
+const BATCH: usize = 64;
+
+/// What the data path hands to control. Packets are copies.
+#[derive(Clone, Debug)]
+pub enum Upcall {
+    /// From the device: no entry for its destination. Encapsulated.
+    Miss(Vec<u8>),
+    /// From the device: larger than `mtu`, the most that goes to its destination. A bare IP packet, cut to what an ICMP error quotes.
+    TooBig(Vec<u8>, usize),
+    /// First use of a destination that control asked about.
+    Used(Key),
+    /// ARP from the fabric, without encapsulation.
+    Arp(Source, Vec<u8>),
+    /// A neighbour discovery message from the fabric: the whole IPv6 packet.
+    Nd(Source, Vec<u8>),
+}
+
+/// Takes an upcall to control; false if its queue is full.
+pub type UpcallSink = Box<dyn Fn(Upcall) -> bool + Send + Sync>;
+
+/// Shared by the thread that reads the device, the threads that deliver packets, and control.
+pub struct Plane {
+    table: ArcSwap<Forwarding>,
+    netdev: Arc<dyn Netdev>,
+    control: UpcallSink,
+    counters: Counters,
+}
+
+impl Plane {
+    /// A plane that drops everything until control brings it up.
+    pub(crate) fn new(netdev: Arc<dyn Netdev>, control: UpcallSink) -> Self {
+        Plane { table: ArcSwap::from_pointee(Forwarding::default()), netdev, control, counters: Counters::default() }
+    }
+
+    pub(crate) fn publish(&self, table: Forwarding) {
+        self.table.store(Arc::new(table));
+    }
+
+    /// The device below the host.
+    pub fn netdev(&self) -> &Arc<dyn Netdev> {
+        &self.netdev
+    }
+
+    /// Counters of both directions.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn upcall(&self, upcall: Upcall) {
+        if !(self.control)(upcall) {
+            Counters::bump(&self.counters.drop_control_full);
+        }
+    }
+
+    /// Device to fabric: sends what was read.
+    pub fn transmit(&self, batch: &mut PacketBatch) {
+        let c = &self.counters;
+        let table = self.table.load();
+        let Some(identity) = &table.identity else {
+            Counters::add(&c.tx_drop_down, batch.len() as u64);
+            return;
+        };
+        let mut sends: ArrayVec<UdSend<'_>, BATCH> = ArrayVec::new();
+        let mut last: Option<(IpAddr, (Key, &Arc<Destination>))> = None;
+        let (mut packets, mut bytes, mut multicast) = (0, 0, 0);
+        for packet in batch.iter_mut() {
+            let Some(ip) = destination(packet.packet()) else {
+                Counters::bump(&c.tx_drop_not_ip);
+                continue;
+            };
+            let ether_type = if ip.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+            let frame = packet.into_with_headroom();
+            frame[..ENCAP_LEN].copy_from_slice(&EncapHeader { ether_type }.emit());
+            let frame: &[u8] = frame;
+            let packet = &frame[HEADROOM..];
+            let found = match last {
+                Some((seen, found)) if seen == ip => Some(found),
+                _ => table.find(identity, ip),
+            };
+            let Some((key, to)) = found else {
+                Counters::bump(&c.tx_miss);
+                self.upcall(Upcall::Miss(frame.to_vec()));
+                continue;
+            };
+            last = Some((ip, (key, to)));
+            if packet.len() > to.mtu {
+                Counters::bump(&c.tx_drop_too_big);
+                self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), to.mtu));
+                continue;
+            }
+            if to.first_use() {
+                self.upcall(Upcall::Used(key));
+            }
+            to.packets.fetch_add(1, Relaxed);
+            to.bytes.fetch_add(packet.len() as u64, Relaxed);
+            packets += 1;
+            bytes += packet.len() as u64;
+            multicast += u64::from(matches!(key, Key::Group(_)));
+            if sends.is_full() {
+                identity.qp.post_send(&sends);
+                sends.clear();
+            }
+            sends.push(UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: frame, lso: None });
+        }
+        if !sends.is_empty() {
+            identity.qp.post_send(&sends);
+        }
+        Counters::add(&c.tx_packets, packets);
+        Counters::add(&c.tx_bytes, bytes);
+        Counters::add(&c.tx_multicast, multicast);
+    }
+
+    /// Writes an IP packet that control made (an ICMP error) to the device.
+    pub(crate) fn to_host(&self, packet: &[u8]) {
+        if self.netdev.write(packet).is_err() {
+            Counters::bump(&self.counters.rx_drop_device);
+        }
+    }
+
+    fn receive_ip(&self, packet: &[u8], multicast: bool) {
+        let c = &self.counters;
+        if self.netdev.write(packet).is_err() {
+            return Counters::bump(&c.rx_drop_device);
+        }
+        Counters::bump(&c.rx_packets);
+        Counters::add(&c.rx_bytes, packet.len() as u64);
+        Counters::add(&c.rx_multicast, u64::from(multicast));
+    }
+
+    fn receive_one(&self, identity: &Identity, datagram: &UdReceive<'_>) {
+        let c = &self.counters;
+        // The adapter loops own multicast back to other queue pairs and switches may return it: ib_ipoib drops by the same three.
+        let own = datagram.slid == identity.lid && datagram.src_qp == identity.qp.qpn();
+        if own && datagram.grh.is_none_or(|(sgid, _)| sgid.guid() == identity.gid.guid()) {
+            return Counters::bump(&c.rx_drop_own);
+        }
+        let Some((ether_type, packet)) = EncapHeader::split(datagram.payload) else {
+            return Counters::bump(&c.rx_drop_short);
+        };
+        let source = Source {
+            lid: datagram.slid,
+            qpn: datagram.src_qp,
+            gid: datagram.grh.map(|(sgid, _)| sgid),
+            multicast: datagram.grh.is_some_and(|(_, dgid)| dgid.is_multicast()),
+        };
+        match ether_type {
+            EtherType::IPV4 if packet.len() >= 20 && packet[0] >> 4 == 4 => self.receive_ip(packet, source.multicast),
+            EtherType::IPV6 if packet.len() >= 40 && packet[0] >> 4 == 6 => {
+                if is_neighbor_discovery(packet) {
+                    Counters::bump(&c.rx_nd);
+                    self.upcall(Upcall::Nd(source, packet.to_vec()));
+                } else {
+                    self.receive_ip(packet, source.multicast);
+                }
+            }
+            EtherType::IPV4 | EtherType::IPV6 => Counters::bump(&c.rx_drop_short),
+            EtherType::ARP => {
+                Counters::bump(&c.rx_arp);
+                self.upcall(Upcall::Arp(source, packet.to_vec()));
+            }
+            _ => Counters::bump(&c.rx_drop_ethertype),
+        }
+    }
+}
+
+impl ReceiveHandler for Plane {
+    fn receive(&self, batch: &[UdReceive<'_>]) {
+        let table = self.table.load();
+        let Some(identity) = &table.identity else {
+            return Counters::add(&self.counters.rx_drop_down, batch.len() as u64);
+        };
+        for datagram in batch {
+            self.receive_one(identity, datagram);
+        }
+    }
+}

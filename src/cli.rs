@@ -1,0 +1,315 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fabric::link::udp::Cidr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use wire::{Guid, PKey, Qpn};
+
+/// IP over InfiniBand in user space, with a software InfiniBand subnet.
+#[derive(Debug, Parser)]
+#[command(name = "ipoib", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// What to log: error, warn, info, debug, trace, or a filter such as `ipoib=debug,fabric=info`
+    #[arg(long, global = true, env = "IPOIB_LOG", default_value = "warn")]
+    pub log: String,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show it all at work: a subnet and hosts in network namespaces that talk IP over it
+    Demo(Demo),
+    /// Run a software InfiniBand subnet (switch, subnet manager, SA) that hosts connect to by UDP
+    Fabric(FabricArgs),
+    /// Bring up an IPoIB interface on a fabric
+    Up(Up),
+    /// Look into a running interface or fabric
+    Show(Show),
+    /// Write what crosses the link of a running interface or fabric into a file that Wireshark opens
+    Capture(Capture),
+    /// Print the frames of a capture file, a line each, and check that each is understood to the last bit
+    Decode(Decode),
+    /// Find out link address, GID, LID and path of an IP address
+    Resolve(Resolve),
+    /// Ping over a fabric from an IP stack of its own: no privileges, no network device
+    Ping(Ping),
+}
+
+/// `ipoib demo`
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Hosts on the subnet
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=32))]
+    pub hosts: u8,
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Use smoltcp stacks inside the process even where network namespaces are to be had
+    #[arg(long)]
+    pub in_process: bool,
+}
+
+/// `ipoib fabric`
+#[derive(Debug, Args)]
+pub struct FabricArgs {
+    /// Where hosts connect to
+    #[arg(long, value_name = "udp://ADDR:PORT")]
+    pub listen: Option<UdpUrl>,
+    /// Take hosts from these addresses too, besides loopback; may be repeated
+    #[arg(long, value_name = "CIDR")]
+    pub allow: Vec<Cidr>,
+    /// Settings (TOML); options here go before those in the file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Path of the control socket
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// `ipoib up`
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Name of the network interface, such as ib0
+    pub name: String,
+    /// The fabric to connect to
+    #[arg(long, value_name = "udp://ADDR:PORT")]
+    pub fabric: Option<UdpUrl>,
+    /// Network namespace for the interface: a name, a path, or a process id
+    #[arg(long, value_name = "NS")]
+    pub netns: Option<String>,
+    /// Address with prefix length for the interface; may be repeated
+    #[arg(long, value_name = "CIDR")]
+    pub address: Vec<InterfaceAddress>,
+    /// Port GUID, 16 hexadecimal digits
+    #[arg(long, value_name = "GUID", value_parser = parse_guid)]
+    pub guid: Option<Guid>,
+    /// Queue pair number
+    #[arg(long, value_name = "N", value_parser = parse_qpn)]
+    pub qpn: Option<Qpn>,
+    /// Partition, such as 0x8001
+    #[arg(long, value_name = "P_KEY", value_parser = parse_pkey)]
+    pub pkey: Option<PKey>,
+    /// Largest IP packet, bytes; never more than the partition's broadcast group allows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(72..=65520))]
+    pub mtu: Option<u32>,
+    /// Settings (TOML); options here go before those in the file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Path of the control socket
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Which running program a command talks to.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Target {
+    /// The interface or fabric to ask, as `ipoib show` lists them; needed where several run
+    #[arg(long, value_name = "NAME")]
+    pub on: Option<String>,
+    /// Path of its control socket
+    #[arg(long, value_name = "PATH", conflicts_with = "on")]
+    pub control: Option<PathBuf>,
+}
+
+/// `ipoib show`
+#[derive(Debug, Args)]
+pub struct Show {
+    /// What to show; without it, what runs and how it is
+    pub what: Option<ShowWhat>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Whom to ask
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// Topics of `ipoib show`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShowWhat {
+    /// State, addresses, MTU
+    Link,
+    /// Neighbours
+    Neigh,
+    /// Paths by GID
+    Path,
+    /// Multicast groups
+    Mcast,
+    /// Counters, drops with their reasons
+    Stats,
+    /// Nodes, ports, groups and members of a fabric
+    Fabric,
+}
+
+/// `ipoib capture`
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// The file to write (pcap, link type ERF), or - for standard output
+    pub file: PathBuf,
+    /// Stop after this many frames
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+    /// Whom to capture from
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `ipoib decode`
+#[derive(Debug, Args)]
+pub struct Decode {
+    /// A pcap file of link type 197 (ERF, InfiniBand) or 242 (IPoIB)
+    pub file: PathBuf,
+    /// A JSON object per frame
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `ipoib resolve`
+#[derive(Debug, Args)]
+pub struct Resolve {
+    /// Address on the subnet of the interface
+    pub ip: IpAddr,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Which interface
+    #[command(flatten)]
+    pub target: Target,
+}
+
+/// `ipoib ping`
+#[derive(Debug, Args)]
+pub struct Ping {
+    /// Address to ping
+    pub ip: IpAddr,
+    /// The fabric to connect to
+    #[arg(long, value_name = "udp://ADDR:PORT")]
+    pub fabric: UdpUrl,
+    /// Own address with prefix length; without it one is made up in the target's /24 or /64
+    #[arg(long, value_name = "CIDR")]
+    pub address: Option<InterfaceAddress>,
+    /// Stop after this many
+    #[arg(short, long, default_value_t = 4)]
+    pub count: u32,
+    /// Bytes of data in each
+    #[arg(short, long, default_value_t = 56, value_parser = clap::value_parser!(u16).range(0..=2016))]
+    pub size: u16,
+    /// Milliseconds between them
+    #[arg(short, long, default_value_t = 1000)]
+    pub interval: u64,
+    /// Partition, such as 0x8001
+    #[arg(long, value_name = "P_KEY", value_parser = parse_pkey)]
+    pub pkey: Option<PKey>,
+}
+
+/// `udp://ADDR:PORT`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpUrl(pub SocketAddr);
+
+impl FromStr for UdpUrl {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let address = s.strip_prefix("udp://").ok_or_else(|| format!("{s:?} is not of the form udp://ADDR:PORT, such as udp://127.0.0.1:7700"))?;
+        address.parse().map(UdpUrl).map_err(|_| {
+            format!("{address:?} is not an address and port; write the address in numbers, such as 127.0.0.1:7700 or [::1]:7700")
+        })
+    }
+}
+
+impl std::fmt::Display for UdpUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "udp://{}", self.0)
+    }
+}
+
+/// An address with its prefix length: `10.77.0.1/24`, `fd77::1/64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Bits of the on-link prefix.
+    pub prefix: u8,
+}
+
+impl FromStr for InterfaceAddress {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = |what: &str| format!("{s:?} {what}; write address and prefix length, such as 10.77.0.1/24 or fd77::1/64");
+        let (ip, prefix) = s.split_once('/').ok_or_else(|| bad("has no prefix length"))?;
+        let ip: IpAddr = ip.parse().map_err(|_| bad("is not an IP address"))?;
+        let longest = if ip.is_ipv4() { 32 } else { 128 };
+        match prefix.parse() {
+            Ok(prefix) if prefix <= longest => Ok(InterfaceAddress { ip, prefix }),
+            _ => Err(bad("has a bad prefix length")),
+        }
+    }
+}
+
+impl std::fmt::Display for InterfaceAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.ip, self.prefix)
+    }
+}
+
+fn hex(s: &str) -> Option<u64> {
+    let digits = s.strip_prefix("0x").or_else(|| s.strip_prefix("0X")).unwrap_or(s);
+    let digits = digits.replace(':', "");
+    (!digits.starts_with(['+', '-'])).then(|| u64::from_str_radix(&digits, 16).ok())?
+}
+
+/// A GUID as sysfs or ibstat print it: `0x0002c90300a00091`, `0002:c903:00a0:0091`.
+pub fn parse_guid(s: &str) -> Result<Guid, String> {
+    match hex(s) {
+        Some(0) | None => Err(format!("{s:?} is not a GUID: up to 16 hexadecimal digits, not all zero")),
+        Some(guid) => Ok(Guid(guid)),
+    }
+}
+
+/// A P_Key in hexadecimal, with or without the full-member bit.
+pub fn parse_pkey(s: &str) -> Result<PKey, String> {
+    match hex(s).and_then(|n| u16::try_from(n).ok()) {
+        Some(key) if key & 0x7fff != 0 => Ok(PKey(key)),
+        _ => Err(format!("{s:?} is not a P_Key: hexadecimal 0x0001 to 0xffff, but not 0x8000")),
+    }
+}
+
+/// A queue pair number, decimal or 0x-hexadecimal.
+pub fn parse_qpn(s: &str) -> Result<Qpn, String> {
+    let number = if s.starts_with("0x") { hex(s) } else { s.parse().ok() };
+    match number {
+        Some(n @ 2..=0xff_fffe) => Ok(Qpn::new(n as u32)),
+        _ => Err(format!("{s:?} is not a queue pair number from 2 to 0xfffffe")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn identifiers() {
+        assert_eq!(parse_guid("0002:c903:00a0:0091"), Ok(Guid(0x2_c903_00a0_0091)));
+        assert!(parse_guid("0").is_err() && parse_guid("xyz").is_err() && parse_guid("+1").is_err());
+        assert_eq!(parse_pkey("0x8001"), Ok(PKey(0x8001)));
+        assert!(parse_pkey("0x8000").is_err() && parse_pkey("10000").is_err());
+        assert_eq!(parse_qpn("0x48"), Ok(Qpn(0x48)));
+        assert_eq!(parse_qpn("72"), Ok(Qpn(72)));
+        assert!(parse_qpn("1").is_err() && parse_qpn("0xffffff").is_err());
+        assert!("127.0.0.1:1".parse::<UdpUrl>().is_err() && "udp://localhost:1".parse::<UdpUrl>().is_err());
+        assert_eq!("udp://[::1]:7".parse::<UdpUrl>().map(|u| u.to_string()), Ok("udp://[::1]:7".into()));
+    }
+}
