@@ -20,6 +20,6 @@ impl Rng {
 
     /// Uniform in `0..=max` to the microsecond.
     pub(crate) fn up_to(&mut self, max: Duration) -> Duration {
-        Duration::from_micros(self.next() % (max.as_micros() as u64 + 1))
+        Duration::from_micros(self.next() % (max.as_micros() as u64).saturating_add(1))
     }
 }
