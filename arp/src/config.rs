@@ -44,7 +44,8 @@ pub struct NeighbourConfig {
     pub max_path_queries: usize,
     /// [`refresh_paths`](crate::Neighbours::refresh_paths) spreads its queries over this time ...
     pub refresh_spread: Duration,
-    /// ... and a path whose refresh the SA answered this often in a row with "no such path" is dropped.
+    /// ... and a path whose refresh the SA refused this often in a row is dropped. A new SM may need some
+    /// sweeps to know all ports again; time-outs do not count, since they say nothing about the path.
     pub refresh_attempts: u32,
     /// We forward packets: the router flag of our advertisements.
     pub router: bool,
@@ -72,7 +73,7 @@ impl Default for NeighbourConfig {
             max_waiting_replies: 256,
             max_path_queries: 32,
             refresh_spread: Duration::from_secs(1),
-            refresh_attempts: 3,
+            refresh_attempts: 5,
             router: false,
         }
     }

@@ -10,10 +10,15 @@
 //! It is sans-IO: time and packets come in as arguments, everything to be done comes out of [`Neighbours::poll_output`].
 #![forbid(unsafe_code)]
 
+mod announce;
 mod config;
 mod neighbours;
 mod output;
+mod paths;
+mod random;
+mod receive;
 mod show;
+mod table;
 
 pub use config::NeighbourConfig;
 pub use neighbours::Neighbours;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use wire::ipoib::LinkAddress;
+use wire::mad::attr::PathRecord;
 use wire::{Gid, Lid, MtuCode, Qpn, RateCode, ServiceLevel};
 
 /// What the machine asks of its owner. To be carried out in order.
@@ -94,6 +95,25 @@ pub struct Path {
     pub flow_label: u32,
     /// Traffic class of the GRH.
     pub tclass: u8,
+}
+
+impl Path {
+    /// The path of a record, if it leads to a port.
+    pub fn from_record(record: &PathRecord) -> Result<Self, PathError> {
+        if !record.dlid.is_unicast() {
+            return Err(PathError::BadLid(record.dlid));
+        }
+        Ok(Path {
+            dlid: record.dlid,
+            slid: record.slid,
+            sl: record.sl,
+            mtu: record.mtu,
+            rate: record.rate,
+            hop_limit: record.hop_limit,
+            flow_label: record.flow_label,
+            tclass: record.tclass,
+        })
+    }
 }
 
 /// Why there is no path.
