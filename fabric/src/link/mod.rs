@@ -5,6 +5,7 @@
 
 pub mod capture;
 pub mod fault;
+pub mod local;
 pub mod pcap;
 pub mod udp;
 

@@ -1,0 +1,443 @@
+//! Control of a node: the state machine behind its data plane. One implementation for switches and HCAs.
+
+use super::gsi::{self, NodeCore, Plane, forward_smp, send_gsi, send_smp};
+use super::pma::Pma;
+use super::sma::{BOUNCE, Effect, Sma};
+use super::traps::Traps;
+use super::{DropReason, Enforcement, Route};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+use verbs::{MadReceived, PortEvent};
+use wire::mad::attr::{BadKey, BadMKey, CapabilityChange, CapabilityMask, Notice, NoticeType, PortPhysicalState, PortState, ProducerType, SwitchBadPKey, TrapNumber};
+use wire::mad::{AttrId, MadStatus, Method, MgmtClass, Smp};
+use wire::packet::Packet;
+use wire::{Gid, Guid, Lid, MtuCode, PKey, Qpn, ServiceLevel};
+
+/// What a data plane hands to its control.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeInput {
+    /// A management packet for the agents of this node.
+    Mad {
+        /// The MAD and its addresses.
+        mad: MadReceived,
+        /// The port it came in by; 0: from this node.
+        ingress: u8,
+    },
+    /// The physical link of some port changed.
+    LinkChanged,
+    /// A subnet manager registered or left.
+    SmChanged,
+    /// A packet with a wrong P_Key or Q_Key came.
+    KeyViolation(KeyViolation),
+}
+
+/// What traps 257 to 259 tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyViolation {
+    port: u8,
+    is_q_key: bool,
+    slid: Lid,
+    dlid: Lid,
+    key: u32,
+    sl: ServiceLevel,
+    src_qp: Qpn,
+    dest_qp: Qpn,
+    gids: Option<(Gid, Gid)>,
+}
+
+impl KeyViolation {
+    pub(crate) fn new(packet: &Packet<'_>, port: u8, is_q_key: bool) -> Self {
+        let deth = packet.ext.deth.unwrap_or_default();
+        KeyViolation {
+            port,
+            is_q_key,
+            slid: packet.lrh.slid,
+            dlid: packet.lrh.dlid,
+            key: if is_q_key { deth.q_key.0 } else { u32::from(packet.bth.p_key.0) },
+            sl: packet.lrh.sl,
+            src_qp: deth.src_qp,
+            dest_qp: packet.bth.dest_qp,
+            gids: packet.grh.map(|g| (g.sgid, g.dgid)),
+        }
+    }
+}
+
+/// What a node is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeConfig {
+    pub(crate) is_switch: bool,
+    pub(crate) ports: u8,
+    pub(crate) node_guid: Guid,
+    pub(crate) port_guid: Guid,
+    pub(crate) description: String,
+    pub(crate) vendor_id: u32,
+    pub(crate) device_id: u16,
+    pub(crate) revision: u32,
+    pub(crate) pkey_table_len: u16,
+    pub(crate) mtu_cap: MtuCode,
+    pub(crate) gid_prefix: u64,
+}
+
+/// What only some kind of node has: the tables of a switch.
+pub(crate) trait Extra<P>: Send {
+    /// Answers a Get or Set of an attribute that only this kind of node has.
+    fn process(&mut self, plane: &P, smp: &Smp) -> Option<(MadStatus, [u8; 64])>;
+    /// A port came up or went down by itself.
+    fn link_state_changed(&mut self);
+}
+
+impl<P> Extra<P> for () {
+    fn process(&mut self, _plane: &P, _smp: &Smp) -> Option<(MadStatus, [u8; 64])> {
+        None
+    }
+    fn link_state_changed(&mut self) {}
+}
+
+/// The control side of a node. Feed it what the data plane's sink was given, and call it when its timeout has come.
+pub struct NodeControl<P: NodePlane> {
+    plane: Arc<P>,
+    extra: Box<dyn Extra<P>>,
+    sma: Sma,
+    pma: Pma,
+    traps: Traps,
+}
+
+/// A data plane that has a [`NodeControl`]: [`crate::hca::Hca`] and [`crate::switch::Switch`].
+#[allow(private_bounds)]
+pub trait NodePlane: Plane {}
+impl<P: Plane> NodePlane for P {}
+
+impl<P: NodePlane> NodeControl<P> {
+    pub(crate) fn new(plane: Arc<P>, config: &NodeConfig, extra: Box<dyn Extra<P>>) -> Self {
+        let sma = Sma::new(config);
+        let control = NodeControl { pma: Pma::new(sma.ports.len()), plane, extra, sma, traps: Traps::default() };
+        for n in 0..control.sma.ports.len() {
+            control.apply_port(n);
+        }
+        control.publish();
+        control
+    }
+
+    /// The data plane.
+    pub fn plane(&self) -> &Arc<P> {
+        &self.plane
+    }
+
+    /// One input.
+    pub fn handle(&mut self, now: Instant, input: NodeInput) {
+        self.catch_up(now);
+        match input {
+            NodeInput::Mad { mad, ingress } if mad.dest_qp == Qpn::GSI => self.performance(mad, ingress),
+            NodeInput::Mad { mad, ingress } => self.smp(now, mad, ingress),
+            NodeInput::KeyViolation(violation) => self.key_violation(now, violation),
+            NodeInput::LinkChanged | NodeInput::SmChanged => {}
+        }
+        self.settle(now);
+    }
+
+    /// When [`NodeControl::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let training = self.sma.ports.iter().filter_map(|p| p.training_until);
+        training.chain(self.traps.poll_timeout()).chain(self.sma.lease_until).min()
+    }
+
+    /// Does what is due at `now`; harmless at any other time.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.catch_up(now);
+        for n in 0..self.sma.ports.len() {
+            if self.sma.ports[n].training_until.is_some_and(|t| t <= now) {
+                self.sma.ports[n].training_until = None;
+                self.train(now, n);
+            }
+        }
+        if self.sma.lease_until.is_some_and(|t| t <= now) {
+            // IBA 14.2.4.2: nobody who knows the key came; whoever comes may take over.
+            self.sma.lease_until = None;
+            self.sma.end_mut().info.m_key_protect_bits = 0;
+        }
+        self.settle(now);
+    }
+
+    fn core(&self) -> &NodeCore {
+        self.plane.core()
+    }
+
+    /// Takes in what the data plane knows: links and the presence of a subnet manager. Inputs only say that there is something, so a full
+    /// queue loses nothing.
+    fn catch_up(&mut self, now: Instant) {
+        for n in 1..self.sma.ports.len() {
+            let epoch = self.core().ports[n].link_epoch.load(Relaxed);
+            if epoch == self.sma.ports[n].link_epoch {
+                continue;
+            }
+            if self.sma.ports[n].link_up() {
+                self.core().ports[n].counters.link_downed.fetch_add(1, Relaxed);
+                self.sma.ports[n].training_until = None;
+                if self.sma.ports[n].info.port_state != PortState::DOWN {
+                    self.set_state(n, PortState::DOWN);
+                    self.link_state_changed(now);
+                }
+            }
+            self.sma.ports[n].link_epoch = epoch;
+            self.train(now, n);
+        }
+        let (had, has) = (self.sma.end().info.capability_mask.contains(CapabilityMask::IS_SM), self.core().has_sm());
+        if had != has {
+            self.sma.end_mut().info.capability_mask.0 ^= CapabilityMask::IS_SM.0;
+            self.capability_changed(now, false);
+        }
+    }
+
+    /// The physical link of port `n` may be usable: Down -> Init.
+    fn train(&mut self, now: Instant, n: usize) {
+        let port = &self.sma.ports[n];
+        let disabled = port.info.port_physical_state == PortPhysicalState::DISABLED;
+        if port.link_up() && !disabled && port.training_until.is_none() && port.info.port_state == PortState::DOWN {
+            self.set_state(n, PortState::INIT);
+            self.link_state_changed(now);
+        }
+    }
+
+    fn set_state(&mut self, n: usize, state: PortState) {
+        let info = &mut self.sma.ports[n].info;
+        info.port_state = state;
+        if info.port_physical_state != PortPhysicalState::DISABLED {
+            info.port_physical_state = if state == PortState::DOWN { PortPhysicalState::POLLING } else { PortPhysicalState::LINK_UP };
+        }
+        self.apply_port(n);
+    }
+
+    /// Trap 128 and SwitchInfo:PortStateChange: for what the link did by itself, not for what the manager set (IBA 14.2.5.4).
+    fn link_state_changed(&mut self, now: Instant) {
+        self.extra.link_state_changed();
+        if self.core().smi.is_switch {
+            self.raise(now, Notice::link_state_change(self.sma.end().info.lid), false);
+        }
+    }
+
+    /// Trap 144.
+    fn capability_changed(&mut self, now: Instant, description: bool) {
+        let info = &self.sma.end().info;
+        let change = CapabilityChange {
+            lid: info.lid,
+            local_changes: description,
+            capability_mask: info.capability_mask,
+            change_flags: u8::from(description),
+            ..CapabilityChange::default()
+        };
+        let producer_type = self.producer();
+        self.raise(now, Notice { producer_type, ..Notice::capability_change(change) }, false);
+    }
+
+    fn producer(&self) -> ProducerType {
+        if self.core().smi.is_switch { ProducerType::SWITCH } else { ProducerType::CA }
+    }
+
+    /// Without a manager that could be told there is nothing to send: its first sweep sees all.
+    fn raise(&mut self, now: Instant, notice: Notice, violation: bool) {
+        let info = &self.sma.end().info;
+        if info.lid == Lid::UNSET || info.master_sm_lid == Lid::UNSET {
+            return;
+        }
+        let kept = if violation { self.traps.raise_violation(now, notice) } else { self.traps.raise(now, notice) };
+        if !kept {
+            self.core().drops.count(DropReason::TrapUnanswered);
+        }
+    }
+
+    fn security_notice(&self, trap_number: TrapNumber, data_details: [u8; 54]) -> Notice {
+        Notice {
+            is_generic: true,
+            notice_type: NoticeType::SECURITY,
+            producer_type: self.producer(),
+            trap_number,
+            issuer_lid: self.sma.end().info.lid,
+            data_details,
+            ..Notice::default()
+        }
+    }
+
+    fn key_violation(&mut self, now: Instant, v: KeyViolation) {
+        if let Some(port) = self.core().ports.get(usize::from(v.port)) {
+            port.violation_reported.store(false, Relaxed);
+        }
+        let (gid1, gid2) = v.gids.unwrap_or_default();
+        let notice = if v.port == self.core().end_port {
+            let details = BadKey { lid1: v.slid, lid2: v.dlid, key: v.key, sl: v.sl, qp1: v.src_qp, qp2: v.dest_qp, gid1, gid2 };
+            self.security_notice(if v.is_q_key { TrapNumber::BAD_Q_KEY } else { TrapNumber::BAD_P_KEY }, details.emit())
+        } else {
+            let details = SwitchBadPKey {
+                // Which fields are valid: LIDs, P_Key, SL, QPs (bits 0 to 5), GIDs (6, 7) as far as there was a GRH.
+                data_valid: if v.gids.is_some() { 0xff } else { 0x3f },
+                lid1: v.slid,
+                lid2: v.dlid,
+                p_key: PKey(v.key as u16),
+                sl: v.sl,
+                qp1: v.src_qp,
+                qp2: v.dest_qp,
+                gid1,
+                gid2,
+                switch_lid: self.sma.end().info.lid,
+                port_num: v.port,
+            };
+            self.security_notice(TrapNumber::SWITCH_BAD_P_KEY, details.emit())
+        };
+        self.raise(now, notice, true);
+    }
+
+    /// An SMP: on along its directed route, to the subnet manager, or to the agent here.
+    fn smp(&mut self, now: Instant, mut mad: MadReceived, ingress: u8) {
+        let directed = mad.mad[1] == MgmtClass::SUBN_DIRECTED.0;
+        let route = if directed { self.core().smi.receive(&mut mad.mad, ingress) } else { Ok(Route::Here) };
+        match route {
+            Ok(Route::Back) => self.core().to_sm(mad),
+            Ok(Route::Here) => self.smp_here(now, mad, ingress),
+            Ok(route) => forward_smp(&*self.plane, &mad.mad, route),
+            Err(reason) => self.core().drops.count(reason),
+        }
+    }
+
+    fn smp_here(&mut self, now: Instant, mad: MadReceived, ingress: u8) {
+        let Some(smp) = Smp::parse(&mad.mad[..]) else { return self.core().drops.count(DropReason::BadMad) };
+        if !smp.header.mgmt_class.is_smp() {
+            return self.core().drops.count(DropReason::NoClassAgent);
+        }
+        let method = smp.header.method;
+        if method.is_response() || method == Method::TRAP || (smp.header.attr_id == AttrId::SM_INFO && self.core().has_sm()) {
+            return self.core().to_sm(mad);
+        }
+        if let Err(reason) = self.sma.check_m_key(now, &smp) {
+            self.core().drops.count(reason);
+            return self.bad_m_key(now, &mad, &smp);
+        }
+        let mut effects = Vec::new();
+        let (status, data) = match method {
+            _ if smp.header.base_version != 1 || smp.header.class_version != 1 => (MadStatus::BAD_VERSION, smp.data),
+            Method::GET | Method::SET => match self.extra.process(&self.plane, &smp) {
+                Some(answer) => answer,
+                None => self.sma.process(&smp, ingress, &self.plane.core().ports, &mut effects),
+            },
+            Method::TRAP_REPRESS => return self.traps.repress(smp.header.tid),
+            // Report and Send ask for no answer.
+            Method::REPORT | Method::SEND => return self.core().drops.count(DropReason::BadMethod),
+            _ => (MadStatus::METHOD_UNSUPPORTED, smp.data),
+        };
+        if method == Method::SET {
+            for n in 0..self.sma.ports.len() {
+                self.apply_port(n);
+            }
+            self.publish();
+        }
+        let answer = Smp { data, ..smp.response(status) };
+        let mut reply = mad.reply(Box::new(answer.emit()));
+        // An SMP of this very node has no LID to go back to but its own.
+        if !answer.is_directed() && ingress == 0 {
+            self.core().to_sm(MadReceived { mad: reply.mad, ..mad });
+        } else {
+            reply.remote_qpn = Qpn::SMI;
+            send_smp(&*self.plane, reply);
+        }
+        for effect in effects {
+            self.take_effect(now, effect);
+        }
+    }
+
+    fn take_effect(&mut self, now: Instant, effect: Effect) {
+        match effect {
+            Effect::Reregister => self.plane.event(PortEvent::ClientReregister),
+            Effect::LocalChange => self.capability_changed(now, true),
+            Effect::TakeDown(n) => {
+                let n = usize::from(n);
+                self.set_state(n, PortState::DOWN);
+                let port = &mut self.sma.ports[n];
+                let disabled = port.info.port_physical_state == PortPhysicalState::DISABLED;
+                port.training_until = (port.link_up() && !disabled).then(|| now + BOUNCE);
+            }
+        }
+    }
+
+    fn bad_m_key(&mut self, now: Instant, mad: &MadReceived, smp: &Smp) {
+        let directed = smp.is_directed();
+        let hops = smp.hop_count();
+        let mut dr_return_path = [0; 30];
+        if directed {
+            dr_return_path.copy_from_slice(&smp.return_path[..30]);
+        }
+        let details = BadMKey {
+            lid: mad.slid,
+            dr_slid: if directed { smp.dr_slid } else { Lid::UNSET },
+            method: smp.header.method,
+            attr_id: smp.header.attr_id,
+            attr_mod: smp.header.attr_mod,
+            m_key: smp.m_key,
+            dr_notice: directed,
+            dr_path_truncated: directed && hops > 30,
+            dr_hop_count: if directed { hops.min(30) } else { 0 },
+            dr_return_path,
+        };
+        let notice = self.security_notice(TrapNumber::BAD_M_KEY, details.emit());
+        self.raise(now, notice, true);
+    }
+
+    fn performance(&mut self, mad: MadReceived, _ingress: u8) {
+        if let Some(answer) = self.pma.answer(self.plane.core(), &mad.mad) {
+            send_gsi(&*self.plane, mad.reply(Box::new(answer)));
+        }
+    }
+
+    /// Shows the data plane and the link what PortInfo says of port `n`.
+    fn apply_port(&self, n: usize) {
+        let port = &self.sma.ports[n];
+        let plane = &self.core().ports[n];
+        if plane.state() != port.info.port_state {
+            plane.set_state(port.info.port_state);
+            if let Some(link) = plane.link().as_ref() {
+                link.port_state(port.info.port_state);
+            }
+        }
+        let (inbound, outbound) = (port.info.partition_enforcement_inbound, port.info.partition_enforcement_outbound);
+        let enforced = self.core().smi.is_switch && n != 0 && (inbound || outbound);
+        let current = plane.enforcement.load();
+        let same = match current.as_ref() {
+            Some(e) => enforced && e.inbound == inbound && e.outbound == outbound && e.pkeys == port.pkeys,
+            None => !enforced,
+        };
+        if !same {
+            plane.enforcement.store(enforced.then(|| Arc::new(Enforcement { inbound, outbound, pkeys: port.pkeys.clone() })));
+        }
+    }
+
+    /// Swaps in the end port's attributes if they changed and tells who listens.
+    fn publish(&self) {
+        let new = self.sma.attributes();
+        let old = self.core().attributes.load_full();
+        if *old == new {
+            return;
+        }
+        let changes = [
+            (old.lid != new.lid || old.lmc != new.lmc, PortEvent::LidChange),
+            (old.sm_lid != new.sm_lid || old.sm_sl != new.sm_sl, PortEvent::SmChange),
+            (old.pkeys != new.pkeys, PortEvent::PKeyChange),
+            (old.gids != new.gids, PortEvent::GidChange),
+            (old.state == PortState::ACTIVE && new.state != PortState::ACTIVE, PortEvent::Error),
+            (old.state != PortState::ACTIVE && new.state == PortState::ACTIVE, PortEvent::Active),
+        ];
+        self.core().attributes.store(Arc::new(new));
+        for (_, event) in changes.into_iter().filter(|(changed, _)| *changed) {
+            self.plane.event(event);
+        }
+    }
+
+    /// After every input: publish, then send the traps that are due.
+    fn settle(&mut self, now: Instant) {
+        self.publish();
+        let info = self.sma.end().info;
+        while let Some(trap) = self.traps.poll(now, info.lid) {
+            match trap {
+                Ok(smp) => gsi::send_trap(&*self.plane, info.master_sm_lid, Box::new(smp.emit())),
+                Err(()) => self.core().drops.count(DropReason::TrapUnanswered),
+            }
+        }
+    }
+}

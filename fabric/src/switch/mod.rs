@@ -1,0 +1,305 @@
+//! A switch with an enhanced port 0 (IBA chapter 18): forwards by LFT and MFT and floods nothing that it was not told to.
+//!
+//! [`Switch`] is the data plane: packets are forwarded on the thread that brought them, by snapshots of the tables. [`SwitchControl`] is its
+//! state machine; see [`crate::node`]. Directed-route SMPs go through control at each hop.
+
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use crate::link::{ControlSink, Link, LinkSink};
+use crate::node::{
+    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl, NodeCore, NodeInput, Plane, PortPlane, SmiNode,
+    is_own_lid, mad_received, register_mad_agent, register_sm,
+};
+use arc_swap::ArcSwap;
+use arrayvec::ArrayVec;
+use parking_lot::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use tables::{Mft, NO_PORT, PortMask, SwitchTables};
+use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};
+use wire::mad::MgmtClass;
+use wire::mad::attr::PortState;
+use wire::packet::Packet;
+use wire::{Gid, Guid, Lid, MtuCode, Qpn};
+
+/// Packets that are forwarded at a time, on the stack.
+const CHUNK: usize = 32;
+/// A packet that has passed so many switches goes in circles: no path is longer (IBA 14.2.2).
+const MAX_HOPS: u8 = 64;
+
+/// What a switch is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// GUID of the node and of port 0.
+    pub guid: Guid,
+    /// NodeDescription.
+    pub description: String,
+    /// Number of external ports, 1 to 254.
+    pub ports: u8,
+}
+
+/// What the data plane of a switch hands to its control.
+pub type SwitchInput = NodeInput;
+/// The control side of a switch.
+pub type SwitchControl = NodeControl<Switch>;
+
+/// The data plane of a switch.
+pub struct Switch {
+    me: Weak<Switch>,
+    core: NodeCore,
+    /// Port by LID; what is beyond the end has none.
+    lft: ArcSwap<Vec<u8>>,
+    mft: ArcSwap<Mft>,
+    /// Held while links are attached and free ports looked for; never by the data path.
+    attaching: Mutex<()>,
+}
+
+struct SwitchPort {
+    switch: Arc<Switch>,
+    number: u8,
+}
+
+impl LinkSink for SwitchPort {
+    fn receive(&self, packets: &[Packet<'_>]) {
+        self.switch.receive(self.number, packets);
+    }
+    fn link_changed(&self, up: bool) {
+        self.switch.core.link_changed(self.number, up);
+    }
+}
+
+impl Switch {
+    /// A switch without links. `sink` gets what control must be fed with.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(config: SwitchConfig, sink: ControlSink<SwitchInput>) -> (Arc<Switch>, SwitchControl) {
+        let ports = config.ports.clamp(1, 254);
+        let node = NodeConfig {
+            is_switch: true,
+            ports,
+            node_guid: config.guid,
+            port_guid: config.guid,
+            description: config.description,
+            vendor_id: 0,
+            device_id: 0,
+            revision: 1,
+            pkey_table_len: 32,
+            mtu_cap: MtuCode::MTU_4096,
+            gid_prefix: Gid::DEFAULT_PREFIX,
+        };
+        let switch = Arc::new_cyclic(|me| Switch {
+            me: me.clone(),
+            core: NodeCore::new(SmiNode { is_switch: true, ports }, 1, sink),
+            lft: ArcSwap::default(),
+            mft: ArcSwap::default(),
+            attaching: Mutex::new(()),
+        });
+        let control = NodeControl::new(switch.clone(), &node, Box::new(SwitchTables::new()));
+        (switch, control)
+    }
+
+    /// Number of external ports.
+    pub fn ports(&self) -> u8 {
+        self.core.smi.ports
+    }
+
+    /// The external port `number` (from 1) as its link sees it; a number out of range gives the last port.
+    pub fn port(&self, number: u8) -> Arc<dyn LinkSink> {
+        // The caller holds an Arc of this switch, so there is one.
+        let switch = self.me.upgrade().expect("a switch exists only within its Arc");
+        Arc::new(SwitchPort { switch, number: number.clamp(1, self.ports()) })
+    }
+
+    /// Gives a port its link. The link then reports its state to [`Switch::port`].
+    pub fn attach_link(&self, number: u8, link: Arc<dyn Link>) {
+        let _attaching = self.attaching.lock();
+        if let Some(port) = self.external(number) {
+            link.port_state(port.state());
+            port.set_link(Some(link));
+        }
+    }
+
+    /// Takes the link of a port away; the port goes down.
+    pub fn detach_link(&self, number: u8) {
+        let _attaching = self.attaching.lock();
+        if let Some(port) = self.external(number) {
+            port.set_link(None);
+            self.core.link_changed(number, false);
+        }
+    }
+
+    /// The lowest external port without a link.
+    pub fn free_port(&self) -> Option<u8> {
+        let _attaching = self.attaching.lock();
+        (1..=self.ports()).find(|n| self.core.ports[usize::from(*n)].link().is_none())
+    }
+
+    /// Logical state of a port, `None` if there is no such port.
+    pub fn port_state(&self, number: u8) -> Option<PortState> {
+        self.core.ports.get(usize::from(number)).map(PortPlane::state)
+    }
+
+    /// Counters of a port, `None` if there is no such port.
+    pub fn counters(&self, number: u8) -> Option<CounterValues> {
+        self.core.ports.get(usize::from(number)).map(|p| p.counters.values())
+    }
+
+    /// Dropped packets by reason.
+    pub fn drops(&self) -> &Drops {
+        &self.core.drops
+    }
+
+    /// Agents of QP1 of port 0.
+    pub fn agents(&self) -> Vec<AgentResource> {
+        self.core.agents()
+    }
+
+    /// Ports a unicast or multicast LID leads to, for `show` and tests.
+    pub fn route(&self, lid: Lid) -> Vec<u8> {
+        if lid.is_multicast() {
+            return self.mft.load().get(lid).ports().collect();
+        }
+        self.lft.load().get(usize::from(lid.0)).copied().filter(|p| *p != NO_PORT).into_iter().collect()
+    }
+
+    fn external(&self, number: u8) -> Option<&PortPlane> {
+        if number == 0 { None } else { self.core.ports.get(usize::from(number)) }
+    }
+
+    /// Packets that came in by an external port.
+    fn receive(&self, ingress: u8, packets: &[Packet<'_>]) {
+        let port = &self.core.ports[usize::from(ingress)];
+        let state = port.state();
+        if state <= PortState::DOWN {
+            return self.core.drops.add(DropReason::PortNotActive, packets.len() as u64);
+        }
+        port.count_received(packets);
+        for run in packets.chunk_by(|a, b| a.lrh.dlid == b.lrh.dlid && a.lrh.vl == b.lrh.vl) {
+            if run[0].lrh.vl != 15 && state < PortState::ARMED {
+                self.core.drops.add(DropReason::PortNotActive, run.len() as u64);
+            } else {
+                self.forward(ingress, run);
+            }
+        }
+    }
+
+    /// Packets of one DLID and lane on their way, from port `ingress` (0: of this switch itself).
+    fn forward(&self, ingress: u8, run: &[Packet<'_>]) {
+        let lrh = run[0].lrh;
+        let attributes = self.core.attributes.load();
+        if is_own_lid(&attributes, lrh.dlid) || (lrh.dlid == Lid::PERMISSIVE && lrh.vl == 15) {
+            return self.deliver(ingress, run);
+        }
+        if lrh.dlid.is_multicast() && lrh.vl != 15 {
+            let ports = self.mft.load().get(lrh.dlid);
+            if ports.is_empty() {
+                return self.unroutable(ingress, run, DropReason::NoRoute);
+            }
+            return self.send(ingress, run, ports);
+        }
+        match self.lft.load().get(usize::from(lrh.dlid.0)).copied() {
+            Some(0) => self.deliver(ingress, run),
+            Some(port) if port == ingress => self.unroutable(ingress, run, DropReason::WouldReturn),
+            Some(port) if port <= self.ports() && lrh.dlid.is_unicast() => self.send(ingress, run, PortMask::one(port)),
+            _ => self.unroutable(ingress, run, DropReason::NoRoute),
+        }
+    }
+
+    fn unroutable(&self, ingress: u8, run: &[Packet<'_>], reason: DropReason) {
+        self.core.ports[usize::from(ingress)].counters.rcv_switch_relay_errors.fetch_add(run.len() as u64, Relaxed);
+        self.core.drops.add(reason, run.len() as u64);
+    }
+
+    /// Out of each of `ports` but the one they came in by. Headers are copied once for all ports, payloads never.
+    fn send(&self, ingress: u8, run: &[Packet<'_>], ports: PortMask) {
+        for packets in run.chunks(CHUNK) {
+            let mut out = ArrayVec::<Packet<'_>, CHUNK>::new();
+            for packet in packets {
+                let hops = packet.hops.saturating_add(1);
+                if hops > MAX_HOPS {
+                    self.core.drops.count(DropReason::HopLimit);
+                } else if self.passes(ingress, packet, true) {
+                    out.push(Packet { hops, ..*packet });
+                }
+            }
+            if out.is_empty() {
+                continue;
+            }
+            let needed = if out[0].lrh.vl == 15 { PortState::INIT } else { PortState::ARMED };
+            for number in ports.ports().filter(|n| *n != ingress) {
+                let Some(port) = self.external(number) else {
+                    // Port 0 of a multicast: no queue pair of the switch is in a group.
+                    self.core.drops.add(DropReason::NoGroupMember, if number == 0 { 0 } else { out.len() as u64 });
+                    continue;
+                };
+                if port.state() < needed {
+                    port.discard(out.len(), DropReason::PortNotActive, &self.core.drops);
+                } else if port.enforcement.load().is_some() {
+                    let admitted: ArrayVec<_, CHUNK> = out.iter().filter(|p| self.passes(number, p, false)).copied().collect();
+                    if !admitted.is_empty() {
+                        port.transmit(&admitted, &self.core.drops);
+                    }
+                } else {
+                    port.transmit(&out, &self.core.drops);
+                }
+            }
+        }
+    }
+
+    /// Partition enforcement of an external port (IBA 10.9.8); SMPs are exempt.
+    fn passes(&self, number: u8, packet: &Packet<'_>, inbound: bool) -> bool {
+        let port = &self.core.ports[usize::from(number)];
+        let enforcement = port.enforcement.load();
+        let Some(e) = enforcement.as_ref().filter(|e| packet.lrh.vl != 15 && if inbound { e.inbound } else { e.outbound }) else { return true };
+        if e.admits(packet.bth.p_key) {
+            return true;
+        }
+        let counter = if inbound { &port.counters.rcv_constraint_errors } else { &port.counters.xmit_constraint_errors };
+        counter.fetch_add(1, Relaxed);
+        self.core.drops.count(DropReason::PKeyMismatch);
+        self.core.report_violation(port, packet, number, false);
+        false
+    }
+
+    /// Packets for port 0.
+    fn deliver(&self, ingress: u8, run: &[Packet<'_>]) {
+        for packet in run {
+            match (packet.lrh.vl, packet.bth.dest_qp) {
+                (15, Qpn::SMI) => match mad_received(packet) {
+                    Some(mad) => self.core.smp_to_control(mad, ingress),
+                    None => self.core.drops.count(DropReason::BadMad),
+                },
+                (15, _) | (_, Qpn::SMI) => self.core.drops.count(DropReason::BadVl),
+                (_, Qpn::GSI) if self.core.end().state() >= PortState::ARMED => self.core.receive_gsi(packet),
+                (_, Qpn::GSI) => self.core.drops.count(DropReason::PortNotActive),
+                _ => self.core.drops.count(DropReason::NoQueuePair),
+            }
+        }
+    }
+
+    fn arc(&self) -> Result<Arc<Switch>, VerbsError> {
+        self.me.upgrade().ok_or(VerbsError::DeviceGone)
+    }
+}
+
+impl Plane for Switch {
+    fn core(&self) -> &NodeCore {
+        &self.core
+    }
+    fn send_by_lid(&self, packet: &Packet<'_>) {
+        self.forward(0, std::slice::from_ref(packet));
+    }
+}
+
+impl ManagementPort for Switch {
+    fn attributes(&self) -> Arc<PortAttributes> {
+        self.core.attributes.load_full()
+    }
+    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+        Ok(register_mad_agent(self.arc()?, classes, handler))
+    }
+    fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+        register_sm(self.arc()?, handler)
+    }
+}
