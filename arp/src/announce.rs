@@ -25,6 +25,8 @@ pub(crate) struct Own {
 impl Neighbours {
     /// The interface has this address: it is announced, answered for, and a source of requests for neighbours within its prefix.
     pub fn add_address(&mut self, now: Instant, ip: IpAddr, prefix_len: u8) {
+        // Perhaps another host had it so far.
+        self.remove(ip);
         self.own.insert(
             ip,
             Own {

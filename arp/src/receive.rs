@@ -66,11 +66,7 @@ impl Neighbours {
             return;
         };
         let link = packet.link_address();
-        let ours = Source {
-            gid: Some(local.gid),
-            qpn: local.qpn,
-            ..from
-        } == from;
+        let ours = from.qpn == local.qpn && from.gid == Some(local.gid);
         if ours || link.is_some_and(|a| a.same_destination(&local)) {
             self.counters.dropped_own += 1;
             return;

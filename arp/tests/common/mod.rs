@@ -1,5 +1,5 @@
 //! A machine with a checked model of everything around it.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use arp::{Destination, NeighbourConfig, Neighbours, Output, Resolved, Source};
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,7 +210,7 @@ impl Host {
                 }
                 Output::Flush { ip, packets } => {
                     assert!(self.table.contains_key(&ip), "flush before install");
-                    assert!(!self.table[&ip].stale, "a flush is a use");
+                    assert_ne!(self.state(ip), Some(arp::State::Stale), "a flush is a use");
                     assert!(!packets.is_empty());
                     for id in packets
                         .iter()
@@ -245,6 +245,7 @@ impl Host {
 
     /// Lets time pass, with all timers on the way.
     pub fn run(&mut self, time: Duration) {
+        self.drain();
         let end = self.now + time;
         while let Some(at) = self.machine.poll_timeout().filter(|&at| at <= end) {
             self.now = self.now.max(at);
