@@ -102,11 +102,6 @@ impl Tap {
         let capture = self.capture.load();
         let Some(sender) = &*capture else { return };
         for packet in packets {
-            if sender.is_full() {
-                // Before the work of writing it out.
-                self.full.add(1);
-                continue;
-            }
             let mut bytes = Vec::with_capacity(packet.wire_len());
             if packet.emit_into(&mut bytes).is_err() {
                 self.unwritable.add(1);
@@ -153,5 +148,118 @@ impl LinkSink for Tapped<dyn LinkSink> {
     }
     fn link_changed(&self, up: bool) {
         self.inner.link_changed(up);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use std::time::{Duration, UNIX_EPOCH};
+    use wire::packet::{Bth, Lso, Opcode};
+
+    /// A port and a link that write down what reaches them.
+    #[derive(Default)]
+    struct End(Mutex<Vec<String>>);
+
+    impl Link for End {
+        fn transmit(&self, packets: &[Packet<'_>]) {
+            self.0.lock().push(format!("sent {}", packets.len()));
+        }
+        fn port_state(&self, state: PortState) {
+            self.0.lock().push(state.to_string());
+        }
+    }
+
+    impl LinkSink for End {
+        fn receive(&self, packets: &[Packet<'_>]) {
+            self.0.lock().push(format!("received {}", packets.len()));
+        }
+        fn link_changed(&self, up: bool) {
+            self.0.lock().push(format!("up {up}"));
+        }
+    }
+
+    fn packet(payload: &[u8]) -> Packet<'_> {
+        Packet {
+            lrh: Default::default(),
+            grh: None,
+            bth: Bth {
+                opcode: Opcode(4),
+                ..Bth::default()
+            },
+            ext: Default::default(),
+            payload,
+            lso: None,
+            icrc: None,
+            hops: 0,
+        }
+    }
+
+    #[test]
+    fn captures_both_ways_only_while_asked() {
+        let now = UNIX_EPOCH + Duration::from_secs(5);
+        let tap = Arc::new(Tap::new(Box::new(move || now)));
+        let end = Arc::new(End::default());
+        let (link, sink) = (tap.link(end.clone()), tap.sink(end.clone()));
+        link.transmit(&[packet(b"before")]);
+        let frames = tap.start(4);
+        let came = Packet {
+            icrc: Some(0x0102_0304),
+            ..packet(b"two")
+        };
+        link.transmit(&[packet(b"one")]);
+        sink.receive(&[came, packet(b"three")]);
+        link.port_state(PortState::ACTIVE);
+        sink.link_changed(true);
+        tap.stop();
+        link.transmit(&[packet(b"after")]);
+
+        assert_eq!(
+            *end.0.lock(),
+            [
+                "sent 1",
+                "sent 1",
+                "received 2",
+                "Active",
+                "up true",
+                "sent 1"
+            ]
+        );
+        let frames: Vec<Frame> = frames.iter().collect();
+        let expect = |n: usize, direction, payload: &[u8]| {
+            assert_eq!((frames[n].time, frames[n].direction), (now, direction));
+            let packet = Packet::parse_unchecked(&frames[n].bytes).expect("whole");
+            assert_eq!(packet.payload, payload);
+        };
+        assert_eq!(frames.len(), 3);
+        expect(0, Direction::Sent, b"one");
+        expect(1, Direction::Received, b"two");
+        expect(2, Direction::Received, b"three");
+        assert!(Packet::parse_strict(&frames[0].bytes).is_ok());
+        let came = &frames[1].bytes;
+        assert_eq!(came[came.len() - 6..][..4], [4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn drops_are_counted_and_a_lost_receiver_ends_it() {
+        let tap = Arc::new(Tap::default());
+        let link = tap.link(Arc::new(End::default()));
+        let frames = tap.start(2);
+        let lso = Packet {
+            lso: Some(Lso {
+                header_len: 1,
+                mss: 1,
+            }),
+            ..packet(b"super")
+        };
+        link.transmit(&[lso, packet(b"1"), packet(b"2"), packet(b"3"), packet(b"4")]);
+        assert_eq!((tap.dropped_unwritable(), tap.dropped_full()), (1, 2));
+        drop(frames);
+        link.transmit(&[packet(b"5"), packet(b"6")]);
+        assert!(tap.capture.load().is_none());
+        let frames = tap.start(1);
+        link.transmit(&[packet(b"7")]);
+        assert_eq!(frames.len(), 1);
     }
 }

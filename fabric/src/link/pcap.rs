@@ -259,3 +259,172 @@ fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
     }
     Ok(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    fn written(frames: &[&[u8]]) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut writer = PcapWriter::new(&mut file).expect("memory");
+        for (n, frame) in (1u32..).zip(frames) {
+            writer.write(at(n), frame).expect("memory");
+        }
+        file
+    }
+
+    fn at(n: u32) -> SystemTime {
+        UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_700 + n)
+    }
+
+    fn shared(file: &str) -> Option<Vec<u8>> {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared")).join(file);
+        let bytes = std::fs::read(&path).ok();
+        if bytes.is_none() {
+            eprintln!("SKIPPED: no {}", path.display());
+        }
+        bytes
+    }
+
+    fn read(file: &[u8]) -> Vec<PcapFrame> {
+        let reader = PcapReader::new(file).expect("a capture");
+        reader.collect::<Result<_, _>>().expect("whole records")
+    }
+
+    #[test]
+    fn reads_what_it_writes() {
+        let frames: [&[u8]; 3] = [&[1; 30], &[], &[2; 8190]];
+        let file = written(&frames);
+        let expected = (1u32..).zip(frames).map(|(n, bytes)| PcapFrame {
+            time: at(n),
+            bytes: bytes.to_vec(),
+            missing: 0,
+        });
+        assert_eq!(read(&file), expected.collect::<Vec<_>>());
+        // ERF header: time in 32.32 fixed point, type, flags, record length, loss, wire length.
+        let erf = &file[40..56];
+        assert_eq!(erf[4..8], 1_700_000_000u32.to_le_bytes());
+        assert_eq!(erf[8..], [21, 4, 0, 46, 0, 0, 0, 30]);
+        let mut writer = PcapWriter::new(Vec::new()).expect("memory");
+        let error = writer.write(at(0), &[0; 65_520]).expect_err("too long");
+        assert!(error.to_string().contains("65520 bytes"));
+    }
+
+    #[test]
+    fn real_captures() {
+        if let Some(file) = shared("captures/wiki-infiniband.pcap") {
+            let frames = read(&file);
+            assert_eq!(frames.len(), 43);
+            for frame in &frames {
+                assert_eq!(frame.missing, 0);
+                let packet = wire::packet::Packet::parse_strict(&frame.bytes).expect("valid");
+                let mut again = Vec::new();
+                packet.emit_into(&mut again).expect("emit");
+                assert_eq!(again, frame.bytes);
+            }
+        }
+        if let Some(file) = shared("captures/tcpdump-ipoib.pcap") {
+            let reader = PcapReader::new(&file[..]).expect("a capture");
+            assert_eq!(reader.link_type(), LinkType::Ipoib);
+            let frames = read(&file);
+            assert_eq!(frames.len(), 30);
+            // The 44-byte header ends with an ethertype: ARP or IPv4.
+            for frame in frames {
+                assert!([[8, 0], [8, 6]].contains(&[frame.bytes[40], frame.bytes[41]]));
+            }
+        }
+    }
+
+    #[test]
+    fn wireshark_reads_it() {
+        let Some(file) = shared("captures/wiki-infiniband.pcap") else {
+            return;
+        };
+        let frames = read(&file);
+        let bytes: Vec<&[u8]> = frames.iter().map(|f| &f.bytes[..]).collect();
+        let dissect = |file: &[u8]| {
+            let mut tshark = Command::new("tshark")
+                .args(["-r", "-", "-T", "fields"])
+                .args(["-e", "infiniband.invariant.crc", "-e", "_ws.col.Info"])
+                .args(["-e", "_ws.malformed"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .ok()?;
+            tshark.stdin.take()?.write_all(file).ok()?;
+            let output = tshark.wait_with_output().ok()?;
+            Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let Some(ours) = dissect(&written(&bytes)) else {
+            return eprintln!("SKIPPED: no tshark");
+        };
+        assert_eq!(ours.lines().count(), 43);
+        assert_eq!(Some(ours), dissect(&file));
+    }
+
+    #[test]
+    fn errors_say_what_it_is() {
+        let error = |bytes: &[u8]| match PcapReader::new(bytes) {
+            Err(error) => error.to_string(),
+            Ok(mut reader) => {
+                let error = reader.find_map(Result::err).expect("an error");
+                error.to_string()
+            }
+        };
+        let file = written(&[&[0; 30]]);
+        let with = |at: usize, byte: u8| {
+            let mut file = file.clone();
+            file[at] = byte;
+            file
+        };
+        assert!(error(&file[..20]).contains("ends in the middle"));
+        assert!(error(&file[..30]).contains("ends in the middle"));
+        assert!(error(&file[..70]).contains("ends in the middle"));
+        assert!(error(b"\x0a\x0d\x0d\x0apcapng has other blocks").contains("editcap"));
+        assert!(error(&with(20, 1)).contains("link type 1;"));
+        assert!(error(&with(35, 1)).contains("damaged"));
+        assert!(error(&with(48, 2)).contains("record type 2;"));
+    }
+
+    #[test]
+    fn goes_on_after_a_strange_record() {
+        let mut file = written(&[&[1; 30], &[2; 30]]);
+        file[48] = 2;
+        let results: Vec<_> = PcapReader::new(&file[..]).expect("a capture").collect();
+        assert!(matches!(
+            results[..],
+            [Err(PcapError::RecordType(2)), Ok(_)]
+        ));
+        // An extension header in front of the second frame.
+        file[24 + 16 + 46 + 16 + 8] = 0x80 | ERF_INFINIBAND;
+        let results: Vec<_> = PcapReader::new(&file[..]).expect("a capture").collect();
+        let Ok(second) = &results[1] else {
+            panic!("{results:?}")
+        };
+        assert_eq!((second.bytes.len(), second.missing), (22, 8));
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_files(
+            frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..80), 0..4),
+            changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..6),
+            cut: usize,
+        ) {
+            let frames: Vec<&[u8]> = frames.iter().map(|f| &f[..]).collect();
+            let mut file = written(&frames);
+            for (at, byte) in changes {
+                let at = at % file.len();
+                file[at] = byte;
+            }
+            file.truncate(cut % (file.len() + 1));
+            if let Ok(reader) = PcapReader::new(&file[..]) {
+                prop_assert!(reader.count() <= file.len() / 16);
+            }
+        }
+    }
+}

@@ -40,10 +40,10 @@ fn errno(header: &libc::msghdr) -> Option<i32> {
         let mut item = libc::CMSG_FIRSTHDR(header);
         while let Some(cmsg) = item.as_ref() {
             let kind = (cmsg.cmsg_level, cmsg.cmsg_type);
-            let need = libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) as usize;
+            let need = libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32);
             if (kind == (libc::IPPROTO_IP, libc::IP_RECVERR)
                 || kind == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR))
-                && cmsg.cmsg_len as usize >= need
+                && cmsg.cmsg_len as u64 >= u64::from(need)
             {
                 let error: libc::sock_extended_err = libc::CMSG_DATA(item)
                     .cast::<libc::sock_extended_err>()

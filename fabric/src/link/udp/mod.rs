@@ -30,6 +30,10 @@ pub use state::{HELLO_INTERVAL, LinkState, Output, SILENCE};
 use wire::packet::{FlowControl, FlowControlError, Packet, PacketError};
 
 /// What a valid datagram is.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "on its way from the parser into a batch"
+)]
 enum Datagram<'a> {
     Hello,
     Packet(Packet<'a>),

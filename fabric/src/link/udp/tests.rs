@@ -20,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LOOPBACK: &str = "127.0.0.1:0";
 
 #[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "few and short-lived")]
 enum Event {
     Up(bool),
     Packet(OwnedPacket),
