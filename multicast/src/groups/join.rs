@@ -4,7 +4,7 @@ use super::Groups;
 use crate::error::{JoinError, explain, mismatch};
 use crate::group::{Ask, Group, Request, Want};
 use crate::output::{Output, RequestTag};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use wire::Gid;
 use wire::mad::attr::{JoinState, McMemberRecord, Selector, mcmember};
 use wire::mad::sa::ComponentMask;
@@ -202,9 +202,11 @@ impl Groups {
         group.step = 0;
         group.failed = false;
         group.backoff = self.config.backoff_min;
-        if record.join_state.contains(ask.state) {
-            // The SA says what it holds altogether.
-            group.held = record.join_state;
+        // Some SAs tell all memberships of the port, some the one that was asked for.
+        group.held = group.held | record.join_state;
+        if mgid != self.broadcast && self.broadcast().is_none() {
+            // Asked before the broadcast group was lost; it is asked again after that.
+            return;
         }
         group.last_error = self
             .broadcast()
@@ -244,7 +246,7 @@ impl Groups {
     /// The broadcast group was joined again: the others follow, each at a time of its own; all of them if its parameters changed.
     fn spread_rejoins(&mut self, now: Instant, changed: bool) {
         for group in self.groups.values_mut() {
-            group.refresh |= changed && group.active.is_some();
+            group.refresh |= changed && (group.active.is_some() || group.request.is_some());
             if group.refresh && !group.in_backoff(now) {
                 group.not_before = Some(now + self.rng.up_to(self.config.rejoin_spread));
             }
@@ -334,7 +336,7 @@ impl Groups {
         let wait = group.backoff.min(self.config.backoff_max);
         let jitter = self.rng.up_to(wait / 4);
         group.backoff = (wait * 2).min(self.config.backoff_max);
-        group.not_before = Some(now + wait - jitter.min(wait - Duration::from_nanos(1).min(wait)));
+        group.not_before = Some(now + wait - jitter);
     }
 
     /// Ends the use of a membership; the SA still holds it.
@@ -342,9 +344,18 @@ impl Groups {
         let Some(record) = group.active.take() else {
             return;
         };
-        group.refresh = false;
+        // What is being asked may be answered by an SA that forgets it.
+        group.refresh = group.request.is_some();
         if mgid == self.broadcast {
             self.outputs.push_back(Output::BroadcastDown);
+        }
+        for (aliased, group) in self
+            .groups
+            .iter_mut()
+            .filter(|(_, group)| group.via == Some(mgid))
+        {
+            group.via = None;
+            self.outputs.push_back(Output::Unroute { mgid: *aliased });
         }
         self.outputs.push_back(Output::Unroute { mgid });
         if std::mem::take(&mut group.attached) {

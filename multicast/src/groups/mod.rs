@@ -140,6 +140,30 @@ impl Groups {
         self.work.clear();
     }
 
+    /// The administrator set the interface down while the port works: as [`Self::port_down`], and all memberships are given up. The results do
+    /// not matter; requests still outstanding at the next [`Self::port_up`] are to be cancelled, since repeating them would do harm then.
+    pub fn leave_all(&mut self, now: Instant) {
+        self.port_down(now);
+        let Some(port_gid) = self.last_gid.take() else {
+            return;
+        };
+        for (mgid, group) in std::mem::take(&mut self.groups) {
+            self.next_tag += 1;
+            self.counters.leaves += 1;
+            self.outputs.push_back(Output::Leave {
+                tag: RequestTag(self.next_tag),
+                mgid,
+                port_gid,
+                join_state: group.held,
+            });
+        }
+    }
+
+    /// Why the broadcast group is not joined, in words, after at least one attempt.
+    pub fn broadcast_error(&self) -> Option<&str> {
+        self.groups.get(&self.broadcast)?.last_error.as_deref()
+    }
+
     /// The subnet manager asks for everything to be registered again, or lost its memory. Memberships and routes stay in use meanwhile; the
     /// requests are spread over some time, since every port of the subnet does the same now.
     pub fn reregister(&mut self, now: Instant) {
@@ -150,7 +174,9 @@ impl Groups {
         for (mgid, group) in &mut self.groups {
             group.refresh |= group.active.is_some() || group.request.is_some();
             group.backoff = self.config.backoff_event;
-            group.not_before = (*mgid == self.broadcast).then_some(now + wait);
+            // Not later than planned, or frequent events would put it off for ever.
+            let planned = group.not_before.unwrap_or(now + wait).min(now + wait);
+            group.not_before = (*mgid == self.broadcast).then_some(planned);
         }
         self.touch_all();
         self.run(now);
@@ -237,11 +263,14 @@ impl Groups {
         let jitter = self.rng.up_to(self.config.backoff_event);
         if let Some(group) = self.groups.get_mut(&mgid).filter(|group| group.current) {
             group.refresh |= group.active.is_some();
+            group.failed = false;
             group.backoff = self.config.backoff_event;
             let earliest = group
                 .last_ask
-                .map(|asked| asked + self.config.verify_interval);
-            group.not_before = Some(earliest.unwrap_or(now).max(now + jitter));
+                .map_or(now, |asked| asked + self.config.verify_interval);
+            let at = earliest.max(now + jitter);
+            // Not later than planned, or frequent reports would put it off for ever.
+            group.not_before = Some(group.not_before.unwrap_or(at).min(at));
             self.work.push_back(mgid);
             self.run(now);
         }

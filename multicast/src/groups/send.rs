@@ -161,7 +161,7 @@ impl Groups {
         };
         let stand_in = self.groups.get(&routers);
         let joined = stand_in.is_some_and(|stand_in| stand_in.active.is_some());
-        let failed = stand_in.is_none_or(|stand_in| stand_in.failed);
+        let failed = stand_in.is_some_and(|stand_in| stand_in.failed);
         let by_broadcast = failed && self.config.broadcast_fallback && self.broadcast().is_some();
         let via = if joined {
             Some(routers)
