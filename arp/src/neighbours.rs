@@ -44,35 +44,34 @@ impl Neighbours {
     }
 
     /// The broadcast group is joined and `local` is this interface's link address, perhaps another than before. All own addresses are
-    /// announced, so that peers who knew an earlier QPN or GID follow at once; all known paths are asked for again.
+    /// announced, so that peers who knew an earlier QPN or GID follow at once; known neighbours are installed and their paths asked for
+    /// again.
     pub fn link_up(&mut self, now: Instant, local: LinkAddress) {
         self.local = Some(local);
         self.announce_all(now);
         self.refresh_paths(now);
+        for ip in self.table.addresses() {
+            self.sync(now, ip);
+        }
         self.pump();
     }
 
-    /// Nothing can be sent. What waits is given back; neighbours that were known stay, stale, and with them the forwarding table, so that
-    /// traffic goes on with the link.
+    /// Nothing can be sent: the forwarding table is emptied and what waits given back. Neighbours that were known stay known, as stale, so
+    /// that traffic goes on with the link.
     pub fn link_down(&mut self, now: Instant) {
         self.local = None;
         self.silence();
         self.counters.dropped_link_down += self.paths.drop_replies() as u64;
-        let ips: Vec<IpAddr> = self.table.iter().map(|(ip, _)| ip).collect();
-        for ip in ips {
+        for ip in self.table.addresses() {
+            self.give_back_queue(ip);
             match self.table.get(ip).map(|e| e.state) {
                 Some(State::Incomplete) => self.remove(ip),
                 Some(State::Reachable | State::Delay | State::Probe) => {
-                    self.give_back_queue(ip);
-                    self.enter(now, ip, State::Stale);
-                    self.sync(now, ip);
+                    self.enter(now, ip, State::Stale)
                 }
-                Some(State::Stale | State::Failed) => {
-                    self.give_back_queue(ip);
-                    self.table.reindex(ip);
-                }
-                None => {}
+                _ => {}
             }
+            self.sync(now, ip);
         }
     }
 
@@ -146,8 +145,7 @@ impl Neighbours {
         };
         installed.stale = false;
         e.wanted = true;
-        // Without a link nothing was really sent; the next use is to be reported again.
-        if e.state == State::Stale && self.local.is_some() {
+        if e.state == State::Stale {
             self.enter(now, next_hop, State::Delay);
         }
         self.sync(now, next_hop);
@@ -170,7 +168,7 @@ impl Neighbours {
         let (Some(_), Some(address)) = (e.installed, e.address) else {
             return;
         };
-        if e.state != State::Probe && self.local.is_some() {
+        if e.state != State::Probe {
             self.paths.refresh(address.gid);
             self.enter(now, next_hop, State::Probe);
             self.sync(now, next_hop);
@@ -406,7 +404,8 @@ impl Neighbours {
         let Some(e) = self.table.get(ip) else { return };
         let known = e
             .address
-            .filter(|_| !matches!(e.state, State::Incomplete | State::Failed));
+            .filter(|_| !matches!(e.state, State::Incomplete | State::Failed))
+            .filter(|_| self.local.is_some());
         let mut path = None;
         if let Some(address) = known {
             // Who only asked us something gets a path for our reply, and after that in its turn.

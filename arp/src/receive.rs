@@ -224,7 +224,10 @@ impl Neighbours {
     /// It says that its address is `address`, which proves nothing about whether it hears us. An unknown neighbour is remembered only with
     /// `create`: it has business with us.
     fn learn(&mut self, now: Instant, ip: IpAddr, address: LinkAddress, create: bool) {
-        let known = self.table.get(ip).map(|e| (e.state, e.address, e.retry_at));
+        let known = self
+            .table
+            .get(ip)
+            .map(|e| (e.state, e.address, e.retry_at, e.wanted.then_some(e.since)));
         match known {
             None if !create => {
                 self.counters.ignored += 1;
@@ -239,12 +242,19 @@ impl Neighbours {
                 self.set_address(now, ip, Some(address));
                 self.enter(now, ip, State::Stale);
             }
-            Some((state, old, retry_at)) => {
+            Some((state, old, retry_at, wanted_since)) => {
                 let moved = self.update_address(now, ip, address);
-                // There was no path to that GID, and it is too early to ask again.
                 let no_path = old.is_some_and(|old| old.gid == address.gid) && now < retry_at;
                 match state {
-                    State::Failed if no_path => return,
+                    State::Failed if no_path => {
+                        // There was no path to that GID. That it speaks says that there may be one by now: no need to sit out a long
+                        // back-off, but strangers do not set the pace of queries.
+                        if wanted_since.is_none_or(|since| now < since + self.config.backoff_min) {
+                            return;
+                        }
+                        self.paths.reset_backoff(address.gid);
+                        self.enter(now, ip, State::Stale);
+                    }
                     State::Failed | State::Incomplete => self.enter(now, ip, State::Stale),
                     _ if moved => self.enter(now, ip, State::Stale),
                     _ => {}

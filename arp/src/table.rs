@@ -106,6 +106,11 @@ impl Table {
         self.entries.iter().map(|(&ip, e)| (ip, e))
     }
 
+    /// All entries' addresses, to change entries on the way.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.entries.keys().copied().collect()
+    }
+
     /// Needs [`Self::reindex`] too.
     pub(crate) fn insert(&mut self, ip: IpAddr, entry: Entry) {
         self.entries.insert(ip, entry);

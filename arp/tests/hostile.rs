@@ -259,8 +259,14 @@ fn apply(host: &mut Host, op: Op) {
         Op::InService(n) => m.gid_in_service(now, gid(n)),
         Op::OutOfService(n) => m.gid_out_of_service(now, gid(n)),
         Op::Refresh => m.refresh_paths(now),
-        Op::LinkUp(qpn) => m.link_up(now, link(1, qpn)),
-        Op::LinkDown => m.link_down(now),
+        Op::LinkUp(qpn) => {
+            m.link_up(now, link(1, qpn));
+            host.down = false;
+        }
+        Op::LinkDown => {
+            m.link_down(now);
+            host.down = true;
+        }
         Op::Add(n) => {
             m.add_address(now, v4(n), 16);
             m.add_address(now, v6(n), 64);
@@ -286,7 +292,7 @@ fn check(host: &Host, config: &NeighbourConfig) {
         let known = info
             .address
             .zip(info.path)
-            .filter(|_| !matches!(info.state, State::Incomplete | State::Failed));
+            .filter(|_| !host.down && !matches!(info.state, State::Incomplete | State::Failed));
         let installed = host.table.get(&info.ip).map(|e| (e.address, e.path));
         assert_eq!(installed, known, "{info:?}");
         assert!(installed.is_none() || info.queued == 0);
@@ -333,7 +339,7 @@ proptest! {
             check(&host, &config);
         }
         // In the end all comes to rest and nothing is left.
-        host.machine.link_up(host.now, link(1, 0x48));
+        apply(&mut host, Op::LinkUp(0x48));
         for _ in 0..300 {
             for gid in std::mem::take(&mut host.queries) {
                 host.machine.path_result(host.now, gid, Ok(record(5)));

@@ -156,6 +156,30 @@ fn no_path_then_back_off() {
 }
 
 #[test]
+fn who_speaks_again_need_not_sit_out_a_long_back_off() {
+    let mut host = Host::up();
+    let peer = link(2, 0x49);
+    for failures in 1..5 {
+        host.send(v4(2));
+        host.arp_reply(v4(2), peer);
+        host.queries.clear();
+        host.machine
+            .path_result(host.now, peer.gid, Err(PathError::NotFound));
+        host.drain();
+        assert_eq!(host.unreachable.len(), failures);
+        host.run([1, 2, 4, 0][failures - 1] * SECOND);
+    }
+    // 8 s of back-off have begun.
+    host.run(SECOND - MS);
+    host.arp_request(v4(2), peer, v4(2));
+    assert!(host.queries.is_empty());
+    host.run(MS);
+    host.arp_request(v4(2), peer, v4(2));
+    host.answer(peer.gid, 2);
+    assert!(host.table.contains_key(&v4(2)));
+}
+
+#[test]
 fn a_record_without_a_lid_is_no_path() {
     let mut host = Host::up();
     let peer = link(2, 0x49);
@@ -642,6 +666,7 @@ fn link_down_keeps_neighbours_as_stale() {
         (host.state(v4(2)), host.state(v4(3))),
         (Some(State::Stale), None)
     );
+    assert!(host.table.is_empty());
     let id = host.send(v4(2));
     assert_eq!(host.unreachable.last(), Some(&(v4(2), id)));
     host.transmitted.clear();

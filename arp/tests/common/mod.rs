@@ -125,6 +125,7 @@ pub struct Host {
     pub sent: u64,
     last: BTreeMap<IpAddr, u64>,
     max_queries: usize,
+    pub down: bool,
 }
 
 impl Host {
@@ -144,6 +145,7 @@ impl Host {
             sent: 0,
             last: BTreeMap::new(),
             max_queries,
+            down: false,
         }
     }
 
