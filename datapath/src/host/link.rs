@@ -188,9 +188,8 @@ impl HostLink {
         })
     }
 
-    /// Asks the kernel's routing (routes, metrics, next-hop objects, rules that do not look at
-    /// more than the destination) for the next hop of a packet to `destination` that it gave to
-    /// this interface. Not for multicast.
+    /// Asks the kernel's routing (routes, metrics, next-hop objects, rules) for the next hop of a
+    /// packet to `destination` that it gave to this interface. Not for multicast.
     ///
     /// For IPv4 the kernel takes a destination without a route by this interface as on-link
     /// (`ip_route_output_key_hash_rcu`): a program that binds its socket to the interface relies
@@ -199,32 +198,56 @@ impl HostLink {
     /// # Errors
     /// [`HostError::Request`], [`HostError::Answer`].
     pub fn next_hop(&self, destination: IpAddr) -> Result<NextHop, HostError> {
+        self.route(destination, None)
+    }
+
+    /// [`next_hop`](Self::next_hop) for a packet with this source address: rules may look at it. The
+    /// kernel answers so only for an IPv4 source of its own; for one whose packets it forwards, the
+    /// destination decides alone.
+    ///
+    /// # Errors
+    /// [`HostError::Request`], [`HostError::Answer`].
+    pub fn next_hop_from(&self, source: IpAddr, destination: IpAddr) -> Result<NextHop, HostError> {
+        match self.route(destination, Some(source)) {
+            // EINVAL or ENETUNREACH, depending on the kernel: the source is not the host's own. That a
+            // rule really forbids the packet is not to be thought of: the kernel has let it through.
+            Ok(NextHop::Unreachable) => self.route(destination, None),
+            answer => answer,
+        }
+    }
+
+    fn route(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<NextHop, HostError> {
         if matches!(destination, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             return Ok(NextHop::OnLink);
         }
+        let what = "find the route";
+        let whole = if destination.is_ipv4() { 32 } else { 128 };
         let mut message = RouteMessage::default();
         message.header.address_family = family(destination);
-        message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+        message.header.destination_prefix_length = whole;
         message.attributes = vec![
             RouteAttribute::Destination(destination.into()),
             RouteAttribute::Oif(self.index),
         ];
-        match self
-            .requests
-            .get("find the route", Message::GetRoute(message))
-        {
+        if let Some(source) = source {
+            message.header.source_prefix_length = whole;
+            message
+                .attributes
+                .push(RouteAttribute::Source(source.into()));
+        }
+        match self.requests.get(what, Message::GetRoute(message)) {
             Ok(Message::NewRoute(route)) => Ok(self.next_hop_of(&route)),
             Ok(other) => Err(HostError::Answer {
-                what: "find the route",
+                what,
                 detail: format!("message type {}", other.message_type()),
             }),
-            // No route; or one of type unreachable, prohibit, blackhole, throw; or no device.
             Err(e) => match e.errno() {
+                // No route; or one of type unreachable, prohibit, blackhole, throw; or no device.
                 Some(
                     libc::ENETUNREACH
+                    | libc::EINVAL
                     | libc::EHOSTUNREACH
                     | libc::EACCES
-                    | libc::EINVAL
                     | libc::EAGAIN
                     | libc::ENODEV
                     | libc::ENETDOWN,

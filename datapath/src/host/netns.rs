@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -18,6 +18,9 @@ use super::HostError;
 
 /// Where `ip netns` keeps its names.
 const NETNS_DIR: &str = "/run/netns";
+
+/// The namespace of the thread that looks.
+const THREAD_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// Which network namespace.
 #[derive(Debug, Clone)]
@@ -114,7 +117,7 @@ impl Netns {
     /// # Errors
     /// [`HostError::Namespace`] where /proc is not mounted.
     pub fn current() -> Result<Self, HostError> {
-        NetnsRef::Path("/proc/thread-self/ns/net".into()).open()
+        NetnsRef::Path(THREAD_NETNS.into()).open()
     }
 
     /// Makes a new namespace without a name: it is gone when the last descriptor, socket and device
@@ -134,7 +137,8 @@ impl Netns {
         })
     }
 
-    /// Runs `f` on a fresh thread inside the namespace and returns its value.
+    /// Runs `f` inside the namespace and returns its value: on a fresh thread that enters it, or right
+    /// here where the caller is inside already, which needs no privilege.
     ///
     /// # Errors
     /// [`HostError::Namespace`]: entering needs CAP_SYS_ADMIN in the namespace's user namespace.
@@ -142,11 +146,22 @@ impl Netns {
     /// # Panics
     /// Where `f` does.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, HostError> {
+        if self.is_at(Path::new(THREAD_NETNS)) {
+            return Ok(f());
+        }
         on_thread(|| {
             move_into_link_name_space(self.as_fd(), Some(LinkNameSpaceType::Network))
                 .map_err(|e| NetnsRef::Open(self.clone()).error(e.into()))?;
             Ok(f())
         })
+    }
+
+    /// Whether the file at `path` stands for this namespace.
+    pub(super) fn is_at(&self, path: &Path) -> bool {
+        let (Ok(named), Ok(ours)) = (rustix::fs::stat(path), rustix::fs::fstat(self)) else {
+            return false;
+        };
+        (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
     }
 }
 
@@ -156,7 +171,7 @@ impl AsFd for Netns {
     }
 }
 
-/// Runs `f` in `netns` on a fresh thread, or right here without one, and returns its value.
+/// Runs `f` in `netns` as [`Netns::run`] does, or right here without one, and returns its value.
 ///
 /// # Errors
 /// [`HostError::Namespace`]: not found, or may not be entered.

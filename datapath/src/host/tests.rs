@@ -11,6 +11,7 @@ use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::route::{
     RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
 };
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 
 use super::netlink::Requests;
@@ -38,6 +39,8 @@ impl Host {
         host.link.add_address(ip("fd77::1"), 64).unwrap();
         host.link.set_up(true).unwrap();
         host.tun.set_carrier(true).unwrap();
+        // Until the kernel has noticed (linkwatch), it drops what is sent by the interface.
+        eventually(|| host.link.state().unwrap().running);
         Some(host)
     }
 
@@ -67,12 +70,18 @@ impl Host {
         self.netns.clone().into()
     }
 
+    /// Waits until the address can be used: an IPv6 address is tentative until the kernel has
+    /// noticed the carrier, in its own time.
     fn bind(&self, address: &str) -> UdpSocket {
-        let socket = self
-            .netns
-            .run(|| UdpSocket::bind(address))
-            .unwrap()
-            .unwrap();
+        let mut socket = None;
+        eventually(|| {
+            match self.netns.run(|| UdpSocket::bind(address)).unwrap() {
+                Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {}
+                bound => socket = Some(bound.unwrap()),
+            }
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
         socket.set_read_timeout(Some(HANG)).unwrap();
         socket
     }
@@ -101,6 +110,7 @@ impl Host {
             IpAddr::V6(_) => AddressFamily::Inet6,
         };
         message.header.destination_prefix_length = len;
+        // RT_TABLE_MAIN, where no RTA_TABLE says otherwise.
         message.header.table = 254;
         message.header.protocol = RouteProtocol::Static;
         message.header.scope = RouteScope::Universe;
@@ -201,8 +211,11 @@ fn name_in_use_and_no_such_interface() {
 #[test]
 fn carrier_is_seen_by_the_host() {
     let Some(host) = Host::down() else { return };
-    host.tun.set_carrier(false).unwrap();
     host.link.set_up(true).unwrap();
+    assert!(
+        !host.link.state().unwrap().running,
+        "a new device has no carrier"
+    );
     for up in [true, false] {
         host.tun.set_carrier(up).unwrap();
         eventually(|| host.link.state().unwrap().running == up);
@@ -409,6 +422,40 @@ fn the_monitor_tells_the_start_and_the_changes() {
         events.iter().all(|e| e != HostEvent::Gone),
         "the callback is gone, so this ends"
     );
+}
+
+#[test]
+fn rules_by_source_are_the_kernels_too() {
+    let Some(host) = Host::up() else { return };
+    host.link.add_address(ip("10.77.0.3"), 24).unwrap();
+    host.link.add_address(ip("fd77::3"), 64).unwrap();
+    for (source, router, wide, any) in [
+        ("10.77.0.3", "10.77.0.9", "192.0.2.1", "0.0.0.0"),
+        ("fd77::3", "fd77::9", "2001:db8::1", "::"),
+    ] {
+        let gateway = RouteAttribute::Gateway(ip(router).into());
+        host.add_route(any, 0, &[gateway, RouteAttribute::Table(100)]);
+        let mut rule = RuleMessage::default();
+        rule.header.family = match ip(source) {
+            IpAddr::V4(_) => AddressFamily::Inet,
+            IpAddr::V6(_) => AddressFamily::Inet6,
+        };
+        rule.header.src_len = if ip(source).is_ipv4() { 32 } else { 128 };
+        rule.header.action = RuleAction::ToTable;
+        rule.attributes = vec![RuleAttribute::Source(ip(source)), RuleAttribute::Table(100)];
+        let rule = Message::NewRule(rule);
+        host.requests
+            .change("add the rule", rule, NLM_F_CREATE)
+            .unwrap();
+        let next_hop = host.link.next_hop_from(ip(source), ip(wide)).unwrap();
+        assert_eq!(next_hop, NextHop::Gateway(ip(router)));
+    }
+    // A source of which the kernel is only a router: what the destination alone gives.
+    let forwarded = host
+        .link
+        .next_hop_from(ip("198.51.100.1"), ip("10.77.0.4"))
+        .unwrap();
+    assert_eq!(forwarded, NextHop::OnLink);
 }
 
 /// The way of kernels before 6.14: nothing is notified, /proc is read when asked.

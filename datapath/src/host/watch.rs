@@ -60,11 +60,7 @@ impl NetnsWatch {
             Self::Name { fd, path } => {
                 let mut events = [0u8; 4096];
                 while matches!(rustix::io::read(fd, &mut events), Ok(1..)) {}
-                let (Ok(named), Ok(ours)) = (rustix::fs::stat(path), rustix::fs::fstat(netns))
-                else {
-                    return true;
-                };
-                (named.st_dev, named.st_ino) != (ours.st_dev, ours.st_ino)
+                !netns.is_at(path)
             }
         }
     }

@@ -76,7 +76,7 @@ impl QueueRx {
 #[derive(Default)]
 struct Shared {
     carrier: AtomicBool,
-    on_ready: Mutex<Option<Box<dyn Fn() + Send>>>,
+    on_ready: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
 
 /// Makes a device named `name` whose queues hold `capacity` packets in each direction.
@@ -172,10 +172,12 @@ impl Netdev for MemNetdev {
     fn write(&self, packet: &[u8]) -> Result<(), NetdevError> {
         let result = self.tx.push(packet);
         self.counters.wrote(&result);
-        if result.is_ok()
-            && let Some(on_ready) = &*self.shared.on_ready.lock()
-        {
-            on_ready();
+        if result.is_ok() {
+            // Called without the lock: it may end in another write to this device.
+            let on_ready = self.shared.on_ready.lock().clone();
+            if let Some(on_ready) = on_ready {
+                on_ready();
+            }
         }
         result
     }
@@ -242,8 +244,8 @@ impl MemPeer {
     }
 
     /// Calls `callback` after each packet the interface has written, on the thread that wrote it.
-    pub fn on_ready(&self, callback: impl Fn() + Send + 'static) {
-        *self.shared.on_ready.lock() = Some(Box::new(callback));
+    pub fn on_ready(&self, callback: impl Fn() + Send + Sync + 'static) {
+        *self.shared.on_ready.lock() = Some(Arc::new(callback));
     }
 
     /// What the interface said last by [`Netdev::set_carrier`]; false before.

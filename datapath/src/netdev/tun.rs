@@ -61,7 +61,7 @@ pub struct Tun {
     counters: AtomicCounters,
 }
 
-/// Creates the TUN device `name` in `netns`, or in the caller's network namespace.
+/// Creates the TUN device `name`, without carrier, in `netns` or in the caller's network namespace.
 ///
 /// # Errors
 /// See [`TunError`].
@@ -69,7 +69,7 @@ pub fn open_in(netns: Option<&NetnsRef>, name: &str) -> Result<Tun, TunError> {
     run_in(netns, || open(name))?
 }
 
-/// Creates the TUN device `name` in the caller's network namespace.
+/// Creates the TUN device `name`, without carrier, in the caller's network namespace.
 ///
 /// # Errors
 /// See [`TunError`].
@@ -98,6 +98,7 @@ pub fn open(name: &str) -> Result<Tun, TunError> {
     };
     let iface = tun_tap::Iface::without_packet_info(name, tun_tap::Mode::Tun).map_err(failed)?;
     let prepared = sys::set_nonblocking(&iface)
+        .and_then(|()| sys::set_carrier(&iface, false))
         .and_then(|()| Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
     Ok(Tun {
         name: iface.name().to_owned(),
