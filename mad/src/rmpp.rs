@@ -165,9 +165,9 @@ mod tests {
             let mut done = None;
             'transfer: for _round in 0..2000 {
                 let end = window.min(segments.len() as u32);
-                for n in acked..end {
+                for segment in &segments[acked as usize..end as usize] {
                     for _copy in 0..match luck.next() { Some(0 | 1) => 0, Some(2) => 2, _ => 1 } {
-                        match receiver.segment(&segments[n as usize]) {
+                        match receiver.segment(segment) {
                             Step::Quiet => {}
                             Step::Ack => {
                                 let ack = receiver.ack(&MadHeader::default());

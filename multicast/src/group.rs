@@ -18,7 +18,8 @@ pub(crate) struct Ask {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    Join(Ask),
+    /// With what was held before.
+    Join(Ask, JoinState),
     Leave(JoinState),
 }
 

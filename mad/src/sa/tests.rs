@@ -460,3 +460,40 @@ fn recorded_exchanges() {
     }
     assert!(count >= 30, "{count}");
 }
+
+proptest::proptest! {
+    /// Whatever comes, the client neither panics nor keeps more than its limits allow, and its requests end.
+    #[test]
+    fn hostile_mads(mads in proptest::collection::vec((0usize..4, proptest::collection::vec((0usize..256, proptest::prelude::any::<u8>()), 0..6)), 0..60)) {
+        let config = SaClientConfig { window: 2, queue: 8, max_table: 2000, ..SaClientConfig::default() };
+        let (mut client, mut now) = client(config);
+        for _ in 0..2 {
+            client.request(now, SaRequest::get_table(AttrId::NODE_RECORD, ComponentMask(0), &[]));
+            client.request(now, path());
+        }
+        let (mut seen, mut ended) = (Vec::new(), 0);
+        for (kind, changes) in mads {
+            seen.extend(sent(&mut client));
+            let Some(asked) = seen.last() else { break };
+            let mad = match kind {
+                0 => asked.response(MadStatus::OK),
+                1 => table(asked, &[3; 900], 112)[0],
+                2 => table(asked, &[3; 900], 112)[2],
+                _ => SaMad::request(Method::REPORT, AttrId::NOTICE, ComponentMask(0), &[], 1),
+            };
+            let mut bytes = mad.emit();
+            for (at, byte) in changes {
+                bytes[at] = byte;
+            }
+            client.handle_mad(now, &MadReceived { mad: Box::new(bytes), ..received(&mad) });
+            ended += results(&mut client).len();
+            now += ms(20);
+            client.handle_timeout(now);
+            proptest::prop_assert!(client.pending().0 <= 2 && client.reports.len() <= REPORTS_REMEMBERED);
+            proptest::prop_assert!(client.finished.len() <= TRANSFERS_REMEMBERED);
+        }
+        silence(&mut client, now);
+        ended += results(&mut client).len();
+        proptest::prop_assert_eq!((ended, client.pending()), (4, (0, 0)));
+    }
+}

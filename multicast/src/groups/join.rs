@@ -160,8 +160,8 @@ impl Groups {
         group.not_before = None;
         group.last_ask = Some(now);
         group.attempts += 1;
+        group.request = Some((tag, Request::Join(ask, group.held)));
         group.held = group.held | ask.state;
-        group.request = Some((tag, Request::Join(ask)));
         self.counters.joins += 1;
         self.outputs.push_back(Output::Join {
             tag,
@@ -258,7 +258,7 @@ impl Groups {
         now: Instant,
         mgid: Gid,
         group: &mut Group,
-        ask: Ask,
+        (ask, before): (Ask, JoinState),
         error: JoinError,
     ) {
         let refusal = error.is_refusal();
@@ -268,7 +268,8 @@ impl Groups {
         group.refresh |= group.active.is_some();
         if refusal {
             self.counters.refused += 1;
-            group.held = JoinState(group.held.0 & !ask.state.0);
+            // A membership held before may still be held; this one was not given.
+            group.held = before;
             let plan = self.plan(now, mgid, group);
             group.step = match plan.iter().position(|planned| *planned == ask) {
                 Some(step) => step + 1,

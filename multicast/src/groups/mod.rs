@@ -397,7 +397,7 @@ impl Groups {
         let Some((mgid, mut group, request)) = self.answered(tag) else {
             return;
         };
-        if let Request::Join(ask) = request {
+        if let Request::Join(ask, before) = request {
             match result {
                 Ok(record) if record.mgid == mgid && record.mlid.is_multicast() => {
                     self.joined(now, mgid, &mut group, ask, record);
@@ -406,10 +406,10 @@ impl Groups {
                     now,
                     mgid,
                     &mut group,
-                    ask,
+                    (ask, before),
                     JoinError::Unusable("another group, or no multicast LID"),
                 ),
-                Err(error) => self.not_joined(now, mgid, &mut group, ask, error),
+                Err(error) => self.not_joined(now, mgid, &mut group, (ask, before), error),
             }
         }
         self.groups.insert(mgid, group);

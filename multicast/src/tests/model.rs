@@ -323,7 +323,7 @@ impl Sim {
                     Request::Leave(..) => Event::Left(tag, Err(JoinError::NoAnswer)),
                 },
             );
-            if self.rng.next() % 2 == 0 {
+            if self.rng.next().is_multiple_of(2) {
                 return;
             }
         }

@@ -70,7 +70,7 @@ fn config() -> impl Strategy<Value = GroupsConfig> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
     fn everything_wanted_is_joined_in_the_end(
@@ -125,7 +125,9 @@ proptest! {
         }
         // Peace: the SA works, nothing is lost, time passes.
         (sim.loss, sim.sa.refuse) = (0, None);
-        sim.port_up();
+        if !up {
+            sim.port_up();
+        }
         sim.run(secs(30 + 61 + 30));
         wanted.retain(|_, users| *users > 0);
         sim.check_settled();
