@@ -83,6 +83,67 @@ fn a_hundred_thousand_invented_senders() {
 }
 
 #[test]
+fn strangers_do_not_push_out_those_we_talk_to() {
+    let config = NeighbourConfig {
+        max_entries: 20,
+        max_learned: 20,
+        ..NeighbourConfig::default()
+    };
+    let mut host = Host::new(config, 1, Instant::now());
+    host.machine.add_address(host.now, v4(1), 16);
+    host.machine.link_up(host.now, link(1, 0x48));
+    for n in 2..17 {
+        host.make_reachable(v4(n), link(n, 0x49), n as u16);
+    }
+    host.run(45 * SECOND);
+    let stale = host.table.clone();
+    assert_eq!(stale.len(), 15);
+    for n in 100..200 {
+        host.arp_request(v4(n), link(n, 0x49), v4(1));
+    }
+    assert_eq!(host.table, stale);
+    assert_eq!(host.machine.neighbours(host.now).count(), 20);
+    // With only such neighbours left, a stranger is answered but not remembered.
+    for n in 17..22 {
+        host.send(v4(n));
+    }
+    host.arp_request(v4(300), link(300, 0x49), v4(1));
+    assert_eq!(host.table, stale);
+    assert_eq!(host.state(v4(300)), None);
+    assert_eq!(host.machine.counters().not_learned, 1);
+}
+
+#[test]
+fn a_packet_moves_its_query_to_the_front() {
+    let mut host = Host::up();
+    for n in 100..200 {
+        host.arp_request(v4(n), link(n, 0x49), v4(1));
+    }
+    assert_eq!(
+        host.queries.len(),
+        NeighbourConfig::default().max_path_queries / 2
+    );
+    assert!(!host.queries.contains(&gid(199)));
+    let id = host.send(v4(199));
+    host.answer(gid(199), 9);
+    assert_eq!(host.flushed, [(v4(199), id)]);
+}
+
+#[test]
+fn a_change_while_a_query_is_outstanding_makes_another() {
+    let mut host = Host::up();
+    host.make_reachable(v4(2), link(2, 0x49), 2);
+    host.machine.gid_in_service(host.now, gid(2));
+    host.drain();
+    host.machine.gid_in_service(host.now, gid(2));
+    host.drain();
+    host.answer(gid(2), 3);
+    host.answer(gid(2), 4);
+    assert!(host.queries.is_empty());
+    assert_eq!(host.table[&v4(2)].path.dlid, wire::Lid(4));
+}
+
+#[test]
 fn local_scans_are_bounded_and_evict_only_the_unused() {
     let config = NeighbourConfig {
         max_entries: 100,
