@@ -349,6 +349,41 @@ fn report_floods_cause_few_requests() {
 }
 
 #[test]
+fn event_floods_do_not_put_rejoining_off() {
+    let mut sim = Sim::up(GroupsConfig::default(), 17);
+    let asked = sim.asked.len();
+    for _ in 0..1000 {
+        sim.groups.reregister(sim.now);
+        sim.run(ms(10));
+    }
+    let extra = sim.asked.len() - asked;
+    assert!((20..=200).contains(&extra), "{extra} in 10 s");
+    assert!(sim.carrier);
+}
+
+#[test]
+fn what_was_never_given_is_not_left() {
+    let config = GroupsConfig {
+        send_only_creates: false,
+        ..GroupsConfig::default()
+    };
+    let mut sim = Sim::up(config, 18);
+    sim.groups.send(sim.now, ip("224.0.0.9"), vec![1]);
+    sim.run(secs(30));
+    assert_eq!(
+        sim.groups.snapshot().len(),
+        2,
+        "remembered, so that not every packet asks"
+    );
+    sim.run(secs(31));
+    assert_eq!(sim.groups.snapshot().len(), 1);
+    assert_eq!(
+        (sim.groups.counters().joins, sim.groups.counters().leaves),
+        (2, 0)
+    );
+}
+
+#[test]
 fn results_of_cancelled_requests_are_ignored() {
     let mut groups = Groups::new(GroupsConfig::default(), 16);
     let now = std::time::Instant::now();
