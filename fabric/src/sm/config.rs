@@ -120,10 +120,8 @@ pub struct SmConfig {
     pub smp_retries: u8,
     /// SMPs on the way at once.
     pub smp_window: usize,
-    /// A standby asks the master this often whether it lives ...
+    /// A standby asks the master this often whether it lives, and takes over if that request fails.
     pub poll_interval: Duration,
-    /// ... and takes over after this many unanswered questions.
-    pub poll_retries: u8,
     /// A report is sent again after this time, and up to three times.
     pub report_timeout: Duration,
     /// LIDs of an earlier run, from [`SubnetManager::lid_map`](super::SubnetManager::lid_map).
@@ -145,7 +143,6 @@ impl Default for SmConfig {
             smp_retries: 3,
             smp_window: 32,
             poll_interval: Duration::from_millis(500),
-            poll_retries: 3,
             report_timeout: Duration::from_secs(1),
             lid_map: Vec::new(),
         }

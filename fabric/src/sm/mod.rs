@@ -1,58 +1,307 @@
 //! Subnet manager and subnet administration (IBA vol. 1, chapters 14 and 15), sans-IO: they see and send MADs and nothing else.
 //!
 //! [`SubnetManager`] is fed with what arrives for QP0 and QP1 at its port, and drained of what to send. [`runner::SmPort`] binds it to a node.
+//!
+//! * `discovery`, `topology`: sweeps and what they found
+//! * `configure`, `lids`, `routing`: what the subnet shall be, and the Sets that make it so
+//! * `election`: several managers
+//! * `smp`: requests on the way
+//! * `sa`: answers on QP1
 
 mod config;
+mod configure;
+mod counters;
+mod discovery;
+mod election;
+mod lids;
+mod routing;
+pub mod runner;
+mod sa;
+mod smp;
+mod topology;
+mod view;
 
 pub use config::{GroupParams, Membership, Partition, SmConfig, broadcast_mgid};
+pub use counters::{Counter, Counters};
+pub use view::{GroupView, LinkView, NodeView, PortView};
 
+use lids::LidTable;
+use routing::Routing;
+use smp::{Purpose, SmpQueue};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::Instant;
+use topology::{NodeId, PortId, Topology};
 use verbs::{MadReceived, MadSend};
-use wire::mad::attr::SmState;
-use wire::{Gid, Guid, Lid};
+use wire::mad::attr::{Notice, SmState};
+use wire::mad::{AttrId, MadStatus, Method, MgmtClass, Smp};
+use wire::{Guid, Lid, Qpn};
 
 /// Subnet manager and SA of one subnet.
+///
+/// After each call of a `handle_*` method, drain [`Self::poll_transmit`] and ask [`Self::poll_timeout`]. Several MADs may be handled before
+/// draining: multicast tables are then programmed once for all of them.
 pub struct SubnetManager {
     config: SmConfig,
+    state: SmState,
+    topo: Topology,
+    lids: LidTable,
+    routing: Routing,
+    smps: SmpQueue,
+    sa: sa::Sa,
+    counters: Counters,
+    started: bool,
+    /// Something was found that is not put to use yet.
+    dirty: bool,
+    /// Nodes whose links a heavy sweep verifies.
+    verify: HashSet<NodeId>,
+    /// Switches that lost their multicast tables.
+    resend_mft: HashSet<NodeId>,
+    /// Ports in Armed that wait for forwarding tables.
+    armed: BTreeSet<PortId>,
+    /// Counts up while this manager works; a standby may look at it.
+    act_count: u32,
+    /// Where the master is, if this is a standby.
+    master: Option<PortId>,
+    next_sweep: Option<Instant>,
+    next_retry: Option<Instant>,
+    next_poll: Option<Instant>,
+    now: Option<Instant>,
+    out_smp: VecDeque<MadSend>,
 }
 
 impl SubnetManager {
-    /// A manager that begins its first sweep at the first call of [`Self::handle_timeout`].
+    /// A manager that begins its first sweep at the first call of [`Self::handle_timeout`]. `seed` decides where transaction IDs begin, so that a
+    /// restarted manager does not take answers to its predecessor for its own.
     pub fn new(config: SmConfig, seed: u64) -> Self {
-        let _ = seed;
-        SubnetManager { config }
+        let first_tid = (seed ^ seed >> 32).wrapping_mul(0x9e37_79b9) as u32;
+        SubnetManager {
+            state: SmState::DISCOVERING,
+            topo: Topology::default(),
+            lids: LidTable::new(&config.lid_map),
+            routing: Routing::default(),
+            smps: SmpQueue::new(first_tid, config.smp_window, config.smp_timeout, config.smp_retries),
+            sa: sa::Sa::new(&config, first_tid),
+            counters: Counters::default(),
+            started: false,
+            dirty: false,
+            verify: HashSet::new(),
+            resend_mft: HashSet::new(),
+            armed: BTreeSet::new(),
+            act_count: 0,
+            master: None,
+            next_sweep: None,
+            next_retry: None,
+            next_poll: None,
+            now: None,
+            out_smp: VecDeque::new(),
+            config,
+        }
     }
+
     /// A MAD that arrived for QP0 or QP1.
     pub fn handle_mad(&mut self, now: Instant, mad: MadReceived) {
-        let _ = (now, mad);
+        self.now = Some(now);
+        self.act_count = self.act_count.wrapping_add(1);
+        match mad.dest_qp {
+            Qpn::SMI => self.handle_smp(now, &mad),
+            Qpn::GSI if self.state == SmState::MASTER => {
+                // Collecting them costs a walk over all ports.
+                let wants_sms = mad.mad[16..18] == AttrId::SM_INFO_RECORD.0.to_be_bytes();
+                let sm = if wants_sms { self.sm_infos() } else { Vec::new() };
+                let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm };
+                self.sa.handle(now, &view, &mad);
+            }
+            _ => self.counters.add(Counter::Ignored),
+        }
+        self.after(now);
     }
+
     /// The own port changed its state or link: looks at once.
     pub fn handle_port_event(&mut self, now: Instant) {
-        let _ = now;
+        self.now = Some(now);
+        if self.state == SmState::MASTER
+            && let Some((id, port)) = self.topo.own
+        {
+            if port == 0 {
+                self.read_ports(id);
+            } else {
+                self.get(Purpose::PortInfo((id, port)), AttrId::PORT_INFO, u32::from(port));
+            }
+        }
+        self.after(now);
     }
-    /// Next MAD to send: by the QP0 agent if `remote_qpn` is `Qpn::SMI`, else by the QP1 agent.
+
+    /// Other partitions, priority or timers. Ports that are no longer in a group's partition leave it.
+    pub fn reconfigure(&mut self, now: Instant, config: SmConfig) {
+        self.now = Some(now);
+        self.config = config;
+        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        self.sa.reconfigure(now, &view);
+        self.dirty = true;
+        self.after(now);
+    }
+
+    fn handle_smp(&mut self, now: Instant, mad: &MadReceived) {
+        let Some(smp) = Smp::parse(&mad.mad[..]).filter(|s| s.header.mgmt_class.is_smp() && s.header.base_version == 1) else {
+            return self.counters.add(Counter::BadSmps);
+        };
+        match smp.header.method {
+            Method::GET_RESP => self.answered(now, &smp),
+            Method::GET | Method::SET if smp.header.attr_id == AttrId::SM_INFO => self.sm_info_request(now, mad.slid, &smp),
+            Method::TRAP if smp.header.mgmt_class == MgmtClass::SUBN_LID => {
+                // An SMP has no room for the issuer's GID, which the SMA leaves out.
+                let mut bytes = [0; Notice::LEN];
+                bytes[..64].copy_from_slice(&smp.data);
+                let Some(notice) = Notice::parse(&bytes) else { return };
+                let mut answer = smp;
+                answer.header.method = Method::TRAP_REPRESS;
+                answer.header.status = MadStatus::OK;
+                if mad.slid.is_unicast() {
+                    self.out_smp.push_back(smp::send_smp(answer, mad.slid));
+                }
+                self.trap(now, mad.slid, &notice);
+            }
+            _ => self.counters.add(Counter::Ignored),
+        }
+    }
+
+    fn answered(&mut self, now: Instant, smp: &Smp) {
+        let Some(transaction) = self.smps.complete(smp) else {
+            return self.counters.add(Counter::StrayAnswers);
+        };
+        let purpose = transaction.purpose;
+        if smp.status() != MadStatus::OK {
+            self.counters.add(Counter::BadStatus);
+            tracing::debug!(?purpose, status = %smp.status(), "SMP refused");
+        }
+        match purpose {
+            Purpose::Poll => self.polled(now, smp),
+            // The write-back of PortStateChange may be refused; the ports are read anyway.
+            p @ Purpose::ClearChange(_) => self.discovered(now, p, smp),
+            p if p.discovers() => {
+                if smp.status() == MadStatus::OK {
+                    self.discovered(now, p, smp);
+                } else if let Purpose::Probe(from) = p {
+                    self.nobody_at(now, from);
+                }
+            }
+            p => self.configured(now, p, smp),
+        }
+    }
+
+    /// What follows from whatever was just handled.
+    fn after(&mut self, now: Instant) {
+        if self.dirty && self.smps.discovery_settled() {
+            self.settle(now);
+        }
+        if !self.armed.is_empty() {
+            self.advance_armed(now);
+        }
+        self.pump(now);
+    }
+
+    fn pump(&mut self, now: Instant) {
+        while let Some(mad) = self.smps.poll(now) {
+            self.counters.add(Counter::SmpsSent);
+            self.out_smp.push_back(mad);
+        }
+    }
+
+    /// Next MAD to send: by the QP0 agent if `remote_qpn` is [`Qpn::SMI`], else by the QP1 agent. Forwarding entries go out before the answers of
+    /// the SA that speak of them.
     pub fn poll_transmit(&mut self) -> Option<MadSend> {
-        None
+        if let Some(mad) = self.out_smp.pop_front() {
+            return Some(mad);
+        }
+        if self.sa.has_dirty_groups()
+            && let Some(now) = self.now
+        {
+            self.flush_groups();
+            self.pump(now);
+        }
+        self.out_smp.pop_front().or_else(|| self.sa.poll_transmit())
     }
-    /// When to call [`Self::handle_timeout`].
+
+    /// Must [`Self::handle_timeout`] be called at `now`?
+    pub fn is_due(&self, now: Instant) -> bool {
+        !self.started || self.poll_timeout().is_some_and(|at| at <= now)
+    }
+
+    /// When to call [`Self::handle_timeout`]; `None` before its first call, which is due at once.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        None
+        [self.smps.poll_timeout(), self.next_sweep, self.next_retry, self.next_poll, self.sa.poll_timeout()].into_iter().flatten().min()
     }
-    /// Does what is due.
+
+    /// Does what is due. The first call starts the manager.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let _ = now;
+        self.now = Some(now);
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if !std::mem::replace(&mut self.started, true) {
+            self.heavy_sweep(now);
+        }
+        let topo = &self.topo;
+        let failed = self.smps.handle_timeout(now, &mut self.out_smp, |purpose| Self::route(topo, purpose));
+        for transaction in failed {
+            self.failed(now, transaction.purpose);
+        }
+        if due(self.next_poll) {
+            self.poll_master(now);
+        }
+        if due(self.next_sweep) {
+            match self.state {
+                SmState::MASTER => self.light_sweep(now),
+                _ => self.rediscover(now),
+            }
+        }
+        if due(self.next_retry) {
+            self.retry_silent(now);
+            self.schedule_retry(now);
+        }
+        self.sa.handle_timeout(now, &self.counters);
+        self.after(now);
     }
+
+    /// A port is of use to its peers.
+    fn port_up(&mut self, now: Instant, id: PortId) {
+        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        self.sa.port_up(now, &view, id);
+    }
+
+    /// A port is gone: everything that it had registered goes with it.
+    fn port_gone(&mut self, now: Instant, id: PortId) {
+        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        self.sa.port_gone(now, &view, id);
+    }
+
+    /// The same of a port that began anew.
+    fn port_reset(&mut self, now: Instant, id: PortId) {
+        self.port_gone(now, id);
+        if let Some(port) = self.topo.port_mut(id) {
+            port.announced = false;
+            port.reregister = true;
+            port.fruitless = 0;
+        }
+        self.dirty = true;
+    }
+
     /// Own state.
     pub fn state(&self) -> SmState {
-        SmState::DISCOVERING
+        self.state
+    }
+    /// LID of the own port, unset before the first sweep.
+    pub fn lid(&self) -> Lid {
+        self.topo.own_lid()
     }
     /// GUIDs and their LIDs, for [`SmConfig::lid_map`] of the next run.
     pub fn lid_map(&self) -> Vec<(Guid, Lid)> {
-        self.config.lid_map.clone()
+        self.lids.entries()
     }
-    /// Members of a group, as `(PortGID, join state)`; `None` if there is no such group.
-    pub fn group_members(&self, mgid: Gid) -> Option<Vec<(Gid, wire::mad::attr::JoinState)>> {
-        let _ = mgid;
-        None
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+    /// Configuration in use.
+    pub fn config(&self) -> &SmConfig {
+        &self.config
     }
 }

@@ -1,0 +1,135 @@
+//! Which of several subnet managers is the master (IBA 14.4.1): the higher priority, then the lower GUID.
+
+use super::smp::{Purpose, Route, Transaction};
+use super::topology::PortId;
+use super::{Counter, SubnetManager};
+use std::time::Instant;
+use wire::mad::attr::{SmInfo, SmState};
+use wire::mad::{AttrId, MadStatus, Method, Smp};
+use wire::{Guid, Lid};
+
+/// Attribute modifier of Set(SMInfo): the master gives the subnet away (IBA 14.4.1).
+const HANDOVER: u32 = 1;
+/// The receiver of a HANDOVER took over.
+const ACKNOWLEDGE: u32 = 2;
+
+impl SubnetManager {
+    fn own_guid(&self) -> Guid {
+        self.topo.own_port().map_or(Guid::default(), |p| p.guid)
+    }
+
+    pub(super) fn sm_info(&self) -> SmInfo {
+        SmInfo { guid: self.own_guid(), sm_key: 0, act_count: self.act_count, priority: self.config.sm_priority & 0xf, sm_state: self.state }
+    }
+
+    fn is_better(&self, other: &SmInfo) -> bool {
+        let own = self.sm_info();
+        (other.priority, std::cmp::Reverse(other.guid)) > (own.priority, std::cmp::Reverse(own.guid))
+    }
+
+    /// Decides on the own state by the managers that were found.
+    pub(super) fn elect(&mut self, now: Instant) {
+        let others: Vec<(PortId, SmInfo)> =
+            self.topo.end_ports().filter(|(id, _)| self.topo.own != Some(*id)).filter_map(|(id, p)| Some((id, p.is_sm?))).collect();
+        let master = others.iter().filter(|(_, info)| info.sm_state == SmState::MASTER).max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)));
+        match (self.state, master) {
+            (SmState::DISCOVERING, None) if self.topo.own.is_some() => self.become_master(now),
+            // A worse master hands over when it sees this one.
+            (SmState::DISCOVERING, Some((port, _))) => self.become_standby(now, *port),
+            (SmState::MASTER, Some((port, info))) if self.is_better(info) => self.become_standby(now, *port),
+            (SmState::MASTER, None) => {
+                let heir = others.iter().find(|(_, info)| info.sm_state == SmState::STANDBY && self.is_better(info));
+                if let Some(&(port, _)) = heir {
+                    let own = self.sm_info().emit();
+                    self.set(Purpose::HandOver(port), AttrId::SM_INFO, HANDOVER, &own);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn become_master(&mut self, now: Instant) {
+        tracing::info!(guid = %self.own_guid(), "subnet manager is master");
+        self.state = SmState::MASTER;
+        self.master = None;
+        self.next_poll = None;
+        self.next_sweep = Some(now + self.config.sweep_interval);
+    }
+
+    fn become_standby(&mut self, now: Instant, master: PortId) {
+        tracing::info!(guid = %self.own_guid(), "subnet manager is standby");
+        self.state = SmState::STANDBY;
+        self.master = Some(master);
+        self.smps.clear();
+        self.sa.clear();
+        self.next_sweep = None;
+        self.next_retry = None;
+        self.next_poll = Some(now + self.config.poll_interval);
+    }
+
+    pub(super) fn handed_over(&mut self, now: Instant, heir: PortId) {
+        if self.state == SmState::MASTER {
+            self.become_standby(now, heir);
+        }
+    }
+
+    /// Starts from nothing.
+    pub(super) fn rediscover(&mut self, now: Instant) {
+        self.state = SmState::DISCOVERING;
+        self.master = None;
+        self.next_poll = None;
+        self.topo = Default::default();
+        self.routing = Default::default();
+        self.armed.clear();
+        self.smps.clear();
+        self.sa.clear();
+        self.heavy_sweep(now);
+    }
+
+    /// Standby: asks the master whether it lives.
+    pub(super) fn poll_master(&mut self, now: Instant) {
+        self.next_poll = Some(now + self.config.poll_interval);
+        let path = self.master.and_then(|m| self.topo.path_to(m));
+        match path {
+            Some(path) if self.smps.is_idle() => self.smps.push(Transaction::get(Purpose::Poll, AttrId::SM_INFO, 0, Route::Directed(path))),
+            Some(_) => {}
+            None => self.rediscover(now),
+        }
+    }
+
+    pub(super) fn polled(&mut self, now: Instant, smp: &Smp) {
+        if SmInfo::parse(&smp.data).is_none_or(|info| info.sm_state != SmState::MASTER) {
+            self.master_silent(now);
+        }
+    }
+
+    pub(super) fn master_silent(&mut self, now: Instant) {
+        if self.state == SmState::STANDBY {
+            self.counters.add(Counter::TakeOvers);
+            self.rediscover(now);
+        }
+    }
+
+    /// SMInfo asked for or set by another manager.
+    pub(super) fn sm_info_request(&mut self, now: Instant, source: Lid, request: &Smp) {
+        if self.topo.own.is_none() {
+            return;
+        }
+        let (status, hand_over) = match (request.header.method, request.header.attr_mod) {
+            (Method::GET, _) => (MadStatus::OK, false),
+            (Method::SET, HANDOVER) if self.state == SmState::STANDBY => (MadStatus::OK, true),
+            (Method::SET, ACKNOWLEDGE) => (MadStatus::OK, false),
+            (Method::SET, _) => (MadStatus::INVALID_FIELD, false),
+            _ => return,
+        };
+        let mut response = request.response(status);
+        response.data = [0; 64];
+        let response = response.with_data(&self.sm_info().emit());
+        self.out_smp.push_back(super::smp::send_smp(response, source));
+        if hand_over {
+            self.rediscover(now);
+            // The giver says so itself, whatever its SMInfo still says.
+            self.become_master(now);
+        }
+    }
+}

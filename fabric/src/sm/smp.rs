@@ -1,0 +1,294 @@
+//! SMPs on the way: a window of requests, time-outs and retries.
+//!
+//! A node that does not answer keeps one slot of the window at most: after its first time-out its other requests wait until that one is
+//! answered, or fail with it.
+
+use super::topology::{NodeId, PortId};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+use verbs::MadSend;
+use wire::mad::attr::PortInfo;
+use wire::mad::{AttrId, Method, Smp};
+use wire::{Lid, PKey, QKey, Qpn, ServiceLevel};
+
+/// What a request is for; decides what its answer means.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Purpose {
+    /// NodeInfo of whatever is at the other end of this port; `None`: of the own node.
+    Probe(Option<PortId>),
+    NodeDescription(NodeId),
+    SwitchInfo(NodeId),
+    /// Set(SwitchInfo) that clears PortStateChange; then the ports are read.
+    ClearChange(NodeId),
+    PortInfo(PortId),
+    PKeys(PortId, u16),
+    Guids(PortId),
+    /// Is there another subnet manager at the port?
+    AskSm(PortId),
+    SetSwitchInfo(NodeId),
+    SetPort(PortId, Box<PortInfo>),
+    SetPKeys(PortId, u16),
+    SetLft(NodeId, u16),
+    SetMft(NodeId, u16, u8),
+    /// Standby: does the master live?
+    Poll,
+    /// Gives the subnet to a better manager.
+    HandOver(PortId),
+}
+
+impl Purpose {
+    /// The node that shall answer, if it is known.
+    pub fn node(&self) -> Option<NodeId> {
+        match self {
+            Purpose::Probe(_) | Purpose::Poll => None,
+            Purpose::NodeDescription(n) | Purpose::SwitchInfo(n) | Purpose::ClearChange(n) | Purpose::SetSwitchInfo(n) => Some(*n),
+            Purpose::SetLft(n, _) | Purpose::SetMft(n, ..) => Some(*n),
+            Purpose::PortInfo(p) | Purpose::PKeys(p, _) | Purpose::Guids(p) | Purpose::AskSm(p) | Purpose::HandOver(p) => Some(p.0),
+            Purpose::SetPort(p, _) | Purpose::SetPKeys(p, _) => Some(p.0),
+        }
+    }
+    /// Reads the topology: what is found is put to use when these are done.
+    pub fn discovers(&self) -> bool {
+        matches!(self, Purpose::Probe(_) | Purpose::NodeDescription(_) | Purpose::SwitchInfo(_) | Purpose::ClearChange(_) | Purpose::AskSm(_))
+            || matches!(self, Purpose::PortInfo(_) | Purpose::PKeys(..) | Purpose::Guids(_))
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub(super) struct Transaction {
+    pub purpose: Purpose,
+    method: Method,
+    attr_id: AttrId,
+    attr_mod: u32,
+    data: [u8; 64],
+    route: Route,
+    attempts: u8,
+}
+
+/// How a request goes.
+#[derive(Clone, Debug)]
+pub(super) enum Route {
+    Directed(Vec<u8>),
+    Lid(Lid),
+}
+
+impl Transaction {
+    pub fn get(purpose: Purpose, attr_id: AttrId, attr_mod: u32, route: Route) -> Self {
+        Transaction { purpose, method: Method::GET, attr_id, attr_mod, data: [0; 64], route, attempts: 0 }
+    }
+    pub fn set(purpose: Purpose, attr_id: AttrId, attr_mod: u32, route: Route, attribute: &[u8]) -> Self {
+        let mut data = [0; 64];
+        let n = attribute.len().min(64);
+        data[..n].copy_from_slice(&attribute[..n]);
+        Transaction { purpose, method: Method::SET, attr_id, attr_mod, data, route, attempts: 0 }
+    }
+
+    fn emit(&self, tid: u32) -> MadSend {
+        let tid = u64::from(tid);
+        let (smp, dlid) = match &self.route {
+            Route::Directed(path) => (Smp::directed(self.method, self.attr_id, self.attr_mod, tid, path), Lid::PERMISSIVE),
+            Route::Lid(lid) => (Smp::lid_routed(self.method, self.attr_id, self.attr_mod, tid), *lid),
+        };
+        send_smp(smp.with_data(&self.data), dlid)
+    }
+}
+
+/// Addressing of an SMP.
+pub(super) fn send_smp(smp: Smp, dlid: Lid) -> MadSend {
+    MadSend {
+        dlid,
+        sl: ServiceLevel(0),
+        remote_qpn: Qpn::SMI,
+        q_key: QKey(0),
+        p_key: PKey::DEFAULT_FULL,
+        grh: None,
+        mad: Box::new(smp.emit()),
+    }
+}
+
+/// All requests that are not answered yet.
+#[derive(Debug)]
+pub(super) struct SmpQueue {
+    waiting: VecDeque<Transaction>,
+    in_flight: HashMap<u32, (Instant, Transaction)>,
+    deadlines: BTreeSet<(Instant, u32)>,
+    /// Nodes with a time-out, and what waits for their sign of life.
+    suspects: HashMap<NodeId, Vec<Transaction>>,
+    /// Discovery requests that have not timed out once.
+    fresh: usize,
+    /// Set(LinearForwardingTable) that have not timed out once.
+    fresh_lft: usize,
+    next_tid: u32,
+    window: usize,
+    timeout: Duration,
+    retries: u8,
+}
+
+impl SmpQueue {
+    pub fn new(first_tid: u32, window: usize, timeout: Duration, retries: u8) -> Self {
+        SmpQueue {
+            waiting: VecDeque::new(),
+            in_flight: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            suspects: HashMap::new(),
+            fresh: 0,
+            fresh_lft: 0,
+            next_tid: first_tid,
+            window: window.max(1),
+            timeout,
+            retries,
+        }
+    }
+
+    fn count(&mut self, transaction: &Transaction, up: bool) {
+        let add = |n: &mut usize| *n = if up { *n + 1 } else { n.saturating_sub(1) };
+        if transaction.purpose.discovers() {
+            add(&mut self.fresh);
+        } else if matches!(transaction.purpose, Purpose::SetLft(..)) {
+            add(&mut self.fresh_lft);
+        }
+    }
+
+    pub fn push(&mut self, transaction: Transaction) {
+        self.count(&transaction, true);
+        self.waiting.push_back(transaction);
+    }
+
+    /// No discovery request is on the way for the first time: what is missing may be missing for long.
+    pub fn discovery_settled(&self) -> bool {
+        self.fresh == 0
+    }
+    /// The same of forwarding tables.
+    pub fn lft_settled(&self) -> bool {
+        self.fresh_lft == 0
+    }
+    /// Nothing at all is on the way.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The next request that may go out now.
+    pub fn poll(&mut self, now: Instant) -> Option<MadSend> {
+        while self.in_flight.len() < self.window {
+            let transaction = self.waiting.pop_front()?;
+            if transaction.attempts == 0
+                && let Some(parked) = transaction.purpose.node().and_then(|n| self.suspects.get_mut(&n))
+            {
+                parked.push(transaction.clone());
+                self.count(&transaction, false);
+                continue;
+            }
+            self.next_tid = self.next_tid.wrapping_add(1);
+            let tid = self.next_tid;
+            return Some(self.launch(now, tid, transaction));
+        }
+        None
+    }
+
+    fn launch(&mut self, now: Instant, tid: u32, transaction: Transaction) -> MadSend {
+        let mad = transaction.emit(tid);
+        // Retries wait longer, so that a slow node is not flooded.
+        let deadline = now + self.timeout * (1 + u32::from(transaction.attempts > 0));
+        self.deadlines.insert((deadline, tid));
+        self.in_flight.insert(tid, (deadline, transaction));
+        mad
+    }
+
+    /// The request that an answer belongs to, if the answer is for it.
+    pub fn complete(&mut self, smp: &Smp) -> Option<Transaction> {
+        let tid = smp.header.tid as u32;
+        let (_, t) = self.in_flight.get(&tid)?;
+        if t.attr_id != smp.header.attr_id || t.attr_mod != smp.header.attr_mod {
+            return None;
+        }
+        let (deadline, transaction) = self.in_flight.remove(&tid)?;
+        self.deadlines.remove(&(deadline, tid));
+        if transaction.attempts == 0 {
+            self.count(&transaction, false);
+        }
+        if let Some(parked) = transaction.purpose.node().and_then(|n| self.suspects.remove(&n)) {
+            for mut t in parked {
+                t.attempts = 0;
+                self.push(t);
+            }
+        }
+        Some(transaction)
+    }
+
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// Repeats what timed out; gives back what failed for good.
+    pub fn handle_timeout(
+        &mut self,
+        now: Instant,
+        out: &mut VecDeque<MadSend>,
+        route: impl Fn(&Purpose) -> Option<Vec<u8>>,
+    ) -> Vec<Transaction> {
+        let mut failed = Vec::new();
+        while let Some(&(at, tid)) = self.deadlines.first()
+            && at <= now
+        {
+            self.deadlines.remove(&(at, tid));
+            let Some((_, mut transaction)) = self.in_flight.remove(&tid) else { continue };
+            if transaction.attempts == 0 {
+                self.count(&transaction, false);
+            }
+            transaction.attempts += 1;
+            if transaction.attempts > self.retries {
+                if let Some(node) = transaction.purpose.node() {
+                    self.suspects.remove(&node);
+                }
+                failed.push(transaction);
+                continue;
+            }
+            if let Some(node) = transaction.purpose.node() {
+                match self.suspects.get_mut(&node) {
+                    Some(parked) if transaction.attempts == 1 => {
+                        parked.push(transaction);
+                        continue;
+                    }
+                    Some(_) => {}
+                    None => {
+                        self.suspects.insert(node, Vec::new());
+                    }
+                }
+            }
+            // The way may have changed since.
+            if let (Route::Directed(path), Some(now)) = (&mut transaction.route, route(&transaction.purpose)) {
+                *path = now;
+            }
+            let mad = self.launch(now, tid, transaction);
+            out.push_back(mad);
+        }
+        failed
+    }
+
+    /// Forgets all requests to nodes that are gone.
+    pub fn retain_nodes(&mut self, gone: &HashSet<NodeId>) {
+        let keep = |t: &Transaction| t.purpose.node().is_none_or(|n| !gone.contains(&n));
+        self.suspects.retain(|n, _| !gone.contains(n));
+        let (kept, dropped): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting).into_iter().partition(keep);
+        self.waiting = kept;
+        for t in dropped {
+            self.count(&t, false);
+        }
+        let tids: Vec<u32> = self.in_flight.iter().filter(|(_, (_, t))| !keep(t)).map(|(tid, _)| *tid).collect();
+        for tid in tids {
+            if let Some((at, t)) = self.in_flight.remove(&tid) {
+                self.deadlines.remove(&(at, tid));
+                if t.attempts == 0 {
+                    self.count(&t, false);
+                }
+            }
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        let next = self.next_tid;
+        *self = SmpQueue::new(next, self.window, self.timeout, self.retries);
+    }
+}
