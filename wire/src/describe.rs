@@ -101,17 +101,7 @@ pub fn reemit(bytes: &[u8]) -> Result<Vec<u8>, ReemitError> {
     let packet = Packet::parse_unchecked(bytes)?;
     let payload = match Payload::of(&packet) {
         Payload::Mad(mad) => reemit_mad(mad),
-        Payload::Ipoib(kind, rest) => {
-            let mut payload = EncapHeader { ether_type: kind }.emit().to_vec();
-            match (kind, ArpPacket::parse(rest), NdPacket::parse(rest)) {
-                (EtherType::ARP, Ok(arp), _) if rest.len() == ArpPacket::LEN => {
-                    payload.extend(arp.emit())
-                }
-                (EtherType::IPV6, _, Ok(nd)) => payload.extend(nd.emit()),
-                _ => payload.extend(rest),
-            }
-            payload
-        }
+        Payload::Ipoib(kind, rest) => reemit_ipoib(kind, rest),
         Payload::Opaque(rest) => rest.to_vec(),
     };
     let mut out = Vec::new();
@@ -122,6 +112,17 @@ pub fn reemit(bytes: &[u8]) -> Result<Vec<u8>, ReemitError> {
     }
     .emit_into(&mut out)?;
     Ok(out)
+}
+
+/// Takes what follows an encapsulation header apart, as far as it is understood, and writes header and payload again.
+pub fn reemit_ipoib(kind: EtherType, bytes: &[u8]) -> Vec<u8> {
+    let mut payload = EncapHeader { ether_type: kind }.emit().to_vec();
+    match (kind, ArpPacket::parse(bytes), NdPacket::parse(bytes)) {
+        (EtherType::ARP, Ok(arp), _) if bytes.len() == ArpPacket::LEN => payload.extend(arp.emit()),
+        (EtherType::IPV6, _, Ok(nd)) => payload.extend(nd.emit()),
+        _ => payload.extend(bytes),
+    }
+    payload
 }
 
 fn describe_mad(payload: &[u8]) -> String {
