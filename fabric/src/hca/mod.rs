@@ -11,8 +11,8 @@ pub use qp::QpResource;
 
 use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
-    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl, NodeCore, NodeInput, Plane, SmiNode, is_own_lid,
-    mad_received, register_mad_agent, register_sm,
+    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
+    NodeCore, NodeInput, Plane, SmiNode, is_own_lid, mad_received, register_mad_agent, register_sm,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -21,11 +21,11 @@ use qp::{Allocator, Qp, QpTable, UdQp};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use verbs::{
-    AddressHandle, AhAttributes, MadAgent, MadHandler, Port, PortAttributes, PortEvent, PortEventHandler, ReceiveHandler, UdInit, UdQueuePair,
-    UdReceive, VerbsError,
+    AddressHandle, AhAttributes, MadAgent, MadHandler, Port, PortAttributes, PortEvent,
+    PortEventHandler, ReceiveHandler, UdInit, UdQueuePair, UdReceive, VerbsError,
 };
-use wire::mad::attr::PortState;
 use wire::mad::MgmtClass;
+use wire::mad::attr::PortState;
 use wire::packet::Packet;
 use wire::{Gid, Guid, MtuCode, Qpn};
 
@@ -126,7 +126,14 @@ impl Hca {
         let first_tid_high = config.first_qpn.0 << 8 | 1;
         let hca = Arc::new_cyclic(|me| Hca {
             me: me.clone(),
-            core: NodeCore::new(SmiNode { is_switch: false, ports: 1 }, first_tid_high, sink),
+            core: NodeCore::new(
+                SmiNode {
+                    is_switch: false,
+                    ports: 1,
+                },
+                first_tid_high,
+                sink,
+            ),
             table: ArcSwap::default(),
             allocator: Mutex::new(Allocator::new(config.first_qpn)),
             subscribers: ArcSwap::default(),
@@ -167,7 +174,11 @@ impl Hca {
 
     /// What is alive.
     pub fn resources(&self) -> HcaResources {
-        HcaResources { queue_pairs: self.table.load().resources(), agents: self.core.agents(), subnet_manager: self.core.has_sm() }
+        HcaResources {
+            queue_pairs: self.table.load().resources(),
+            agents: self.core.agents(),
+            subnet_manager: self.core.has_sm(),
+        }
     }
 
     fn arc(&self) -> Result<Arc<Hca>, VerbsError> {
@@ -182,21 +193,36 @@ impl Hca {
         let Some(first) = run.first() else { return };
         let table = self.table.load();
         if first.lrh.dlid.is_multicast() {
-            let Some(grh) = first.grh.filter(|g| g.dgid.is_multicast() && first.bth.dest_qp == Qpn::MULTICAST) else {
-                return self.core.drops.add(DropReason::BadMulticast, run.len() as u64);
+            let Some(grh) = first
+                .grh
+                .filter(|g| g.dgid.is_multicast() && first.bth.dest_qp == Qpn::MULTICAST)
+            else {
+                return self
+                    .core
+                    .drops
+                    .add(DropReason::BadMulticast, run.len() as u64);
             };
             match table.groups.get(&grh.dgid) {
-                Some(members) => members.iter().filter(|m| Some(m.qpn) != sender).for_each(|m| self.deliver_to(m, attributes, run)),
+                Some(members) => members
+                    .iter()
+                    .filter(|m| Some(m.qpn) != sender)
+                    .for_each(|m| self.deliver_to(m, attributes, run)),
                 // What loops back inside this HCA is a copy: it went out as well.
                 None if sender.is_some() => {}
-                None => self.core.drops.add(DropReason::NoGroupMember, run.len() as u64),
+                None => self
+                    .core
+                    .drops
+                    .add(DropReason::NoGroupMember, run.len() as u64),
             }
         } else {
             match first.bth.dest_qp {
                 Qpn::GSI => run.iter().for_each(|p| self.core.receive_gsi(p)),
                 qpn => match table.qps.get(&qpn) {
                     Some(qp) => self.deliver_to(qp, attributes, run),
-                    None => self.core.drops.add(DropReason::NoQueuePair, run.len() as u64),
+                    None => self
+                        .core
+                        .drops
+                        .add(DropReason::NoQueuePair, run.len() as u64),
                 },
             }
         }
@@ -205,11 +231,19 @@ impl Hca {
     /// Checks each packet against the queue pair (IBA 9.6.1, 10.9.4, 10.2.4) and runs its handler.
     fn deliver_to(&self, qp: &Qp, attributes: &PortAttributes, run: &[Packet<'_>]) {
         let q_key = qp.q_key();
-        let p_key = attributes.pkeys.get(usize::from(qp.pkey_index())).copied().unwrap_or_default();
+        let p_key = attributes
+            .pkeys
+            .get(usize::from(qp.pkey_index()))
+            .copied()
+            .unwrap_or_default();
         let mut batch = ArrayVec::<UdReceive<'_>, CHUNK>::new();
         for packet in run {
             // UD_SEND_ONLY with immediate is none of IPoIB's business, and there is nowhere to put the immediate.
-            let Some(deth) = packet.ext.deth.filter(|_| packet.bth.opcode == wire::packet::Opcode::UD_SEND_ONLY) else {
+            let Some(deth) = packet
+                .ext
+                .deth
+                .filter(|_| packet.bth.opcode == wire::packet::Opcode::UD_SEND_ONLY)
+            else {
                 self.core.drops.count(DropReason::BadOpcode);
                 continue;
             };
@@ -244,7 +278,9 @@ impl Hca {
         if packet.lrh.vl != 15 || packet.bth.dest_qp != Qpn::SMI {
             return self.core.drops.count(DropReason::BadVl);
         }
-        let Some(mad) = mad_received(packet) else { return self.core.drops.count(DropReason::BadMad) };
+        let Some(mad) = mad_received(packet) else {
+            return self.core.drops.count(DropReason::BadMad);
+        };
         if packet.lrh.dlid != wire::Lid::PERMISSIVE && !is_own_lid(attributes, packet.lrh.dlid) {
             return self.core.drops.count(DropReason::NotOurLid);
         }
@@ -254,7 +290,10 @@ impl Hca {
 
 /// Same queue pair or group, same lane: may be handled together.
 pub(crate) fn same_destination(a: &Packet<'_>, b: &Packet<'_>) -> bool {
-    a.lrh.dlid == b.lrh.dlid && a.bth.dest_qp == b.bth.dest_qp && a.lrh.vl == b.lrh.vl && a.grh.map(|g| g.dgid) == b.grh.map(|g| g.dgid)
+    a.lrh.dlid == b.lrh.dlid
+        && a.bth.dest_qp == b.bth.dest_qp
+        && a.lrh.vl == b.lrh.vl
+        && a.grh.map(|g| g.dgid) == b.grh.map(|g| g.dgid)
 }
 
 impl LinkSink for Hca {
@@ -262,7 +301,10 @@ impl LinkSink for Hca {
         let port = self.core.end();
         let state = port.state();
         if state <= PortState::DOWN {
-            return self.core.drops.add(DropReason::PortNotActive, packets.len() as u64);
+            return self
+                .core
+                .drops
+                .add(DropReason::PortNotActive, packets.len() as u64);
         }
         port.count_received(packets);
         let attributes = self.core.attributes.load();
@@ -271,7 +313,9 @@ impl LinkSink for Hca {
             if first.lrh.vl == 15 || first.bth.dest_qp == Qpn::SMI {
                 run.iter().for_each(|p| self.receive_smp(&attributes, p));
             } else if state < PortState::ARMED {
-                self.core.drops.add(DropReason::PortNotActive, run.len() as u64);
+                self.core
+                    .drops
+                    .add(DropReason::PortNotActive, run.len() as u64);
             } else if !(first.lrh.dlid.is_multicast() || is_own_lid(&attributes, first.lrh.dlid)) {
                 self.core.drops.add(DropReason::NotOurLid, run.len() as u64);
             } else {
@@ -303,7 +347,10 @@ impl Plane for Hca {
     }
 
     fn event(&self, event: PortEvent) {
-        self.subscribers.load().iter().for_each(|s| s.port_event(event));
+        self.subscribers
+            .load()
+            .iter()
+            .for_each(|s| s.port_event(event));
     }
 }
 
@@ -311,7 +358,11 @@ impl ManagementPort for Hca {
     fn attributes(&self) -> Arc<PortAttributes> {
         self.core.attributes.load_full()
     }
-    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+    fn register_mad_agent(
+        &self,
+        classes: &[MgmtClass],
+        handler: Arc<dyn MadHandler>,
+    ) -> Result<Box<dyn MadAgent>, VerbsError> {
         Ok(register_mad_agent(self.arc()?, classes, handler))
     }
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
@@ -324,17 +375,29 @@ impl Port for Hca {
         self.core.attributes.load_full()
     }
     fn subscribe(&self, handler: Arc<dyn PortEventHandler>) {
-        self.subscribers.rcu(|all| all.iter().cloned().chain([handler.clone()]).collect::<Vec<_>>());
+        self.subscribers.rcu(|all| {
+            all.iter()
+                .cloned()
+                .chain([handler.clone()])
+                .collect::<Vec<_>>()
+        });
     }
-    fn create_ud_qp(&self, init: UdInit, handler: Arc<dyn ReceiveHandler>) -> Result<Arc<dyn UdQueuePair>, VerbsError> {
+    fn create_ud_qp(
+        &self,
+        init: UdInit,
+        handler: Arc<dyn ReceiveHandler>,
+    ) -> Result<Arc<dyn UdQueuePair>, VerbsError> {
         Ok(Arc::new(UdQp::create(self.arc()?, init, handler)?))
     }
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError> {
         self.arc()?;
         Ok(AddressHandle::new(attributes, None))
     }
-    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+    fn register_mad_agent(
+        &self,
+        classes: &[MgmtClass],
+        handler: Arc<dyn MadHandler>,
+    ) -> Result<Box<dyn MadAgent>, VerbsError> {
         Ok(register_mad_agent(self.arc()?, classes, handler))
     }
 }
-

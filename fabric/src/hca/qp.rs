@@ -58,14 +58,24 @@ pub(super) struct QpTable {
 impl QpTable {
     pub(super) fn resources(&self) -> Vec<QpResource> {
         let groups_of = |qpn| {
-            let mut groups: Vec<Gid> = self.groups.iter().filter(|(_, m)| m.iter().any(|q| q.qpn == qpn)).map(|(g, _)| *g).collect();
+            let mut groups: Vec<Gid> = self
+                .groups
+                .iter()
+                .filter(|(_, m)| m.iter().any(|q| q.qpn == qpn))
+                .map(|(g, _)| *g)
+                .collect();
             groups.sort_unstable();
             groups
         };
         let mut all: Vec<_> = self
             .qps
             .values()
-            .map(|qp| QpResource { qpn: qp.qpn, pkey_index: qp.pkey_index(), q_key: qp.q_key(), groups: groups_of(qp.qpn) })
+            .map(|qp| QpResource {
+                qpn: qp.qpn,
+                pkey_index: qp.pkey_index(),
+                q_key: qp.q_key(),
+                groups: groups_of(qp.qpn),
+            })
             .collect();
         all.sort_unstable_by_key(|r| r.qpn);
         all
@@ -87,7 +97,11 @@ impl Allocator {
             return Err(VerbsError::NoResources("queue pairs", MAX_QPS));
         }
         if let Some(qpn) = wanted {
-            return if is_free(table, qpn) { Ok(qpn) } else { Err(VerbsError::QpnInUse(qpn)) };
+            return if is_free(table, qpn) {
+                Ok(qpn)
+            } else {
+                Err(VerbsError::QpnInUse(qpn))
+            };
         }
         // Ends: there are fewer queue pairs than numbers.
         loop {
@@ -112,7 +126,11 @@ pub(super) struct UdQp {
 }
 
 impl UdQp {
-    pub(super) fn create(hca: Arc<Hca>, init: UdInit, handler: Arc<dyn ReceiveHandler>) -> Result<UdQp, VerbsError> {
+    pub(super) fn create(
+        hca: Arc<Hca>,
+        init: UdInit,
+        handler: Arc<dyn ReceiveHandler>,
+    ) -> Result<UdQp, VerbsError> {
         check_pkey_index(&hca, init.pkey_index)?;
         let qp = {
             let mut allocator = hca.allocator.lock();
@@ -132,35 +150,64 @@ impl UdQp {
     }
 
     /// The packet of one send, or why there is none.
-    fn packet<'a>(&self, attributes: &PortAttributes, mtu: usize, send: &UdSend<'a>) -> Result<Packet<'a>, DropReason> {
+    fn packet<'a>(
+        &self,
+        attributes: &PortAttributes,
+        mtu: usize,
+        send: &UdSend<'a>,
+    ) -> Result<Packet<'a>, DropReason> {
         let ah = send.ah.attributes();
         if !(ah.dlid.is_unicast() || ah.dlid.is_multicast()) || send.remote_qpn == Qpn::SMI {
             return Err(DropReason::BadDestination);
         }
         let len = match send.lso {
             None => send.payload.len(),
-            Some(lso) if lso.mss == 0 || usize::from(lso.header_len) > send.payload.len() => return Err(DropReason::TooLong),
-            Some(lso) => send.payload.len().min(usize::from(lso.header_len) + usize::from(lso.mss)),
+            Some(lso) if lso.mss == 0 || usize::from(lso.header_len) > send.payload.len() => {
+                return Err(DropReason::TooLong);
+            }
+            Some(lso) => send
+                .payload
+                .len()
+                .min(usize::from(lso.header_len) + usize::from(lso.mss)),
         };
         if len > mtu {
             return Err(DropReason::TooLong);
         }
-        let p_key = attributes.pkeys.get(usize::from(self.qp.pkey_index())).copied().filter(|k| k.base() != 0).ok_or(DropReason::NoPKey)?;
+        let p_key = attributes
+            .pkeys
+            .get(usize::from(self.qp.pkey_index()))
+            .copied()
+            .filter(|k| k.base() != 0)
+            .ok_or(DropReason::NoPKey)?;
         let grh = match ah.grh {
             None => None,
             Some(g) => Some(Grh {
                 traffic_class: g.traffic_class,
                 flow_label: g.flow_label,
                 hop_limit: g.hop_limit,
-                sgid: attributes.gids.get(usize::from(g.sgid_index)).copied().ok_or(DropReason::NoSourceGid)?,
+                sgid: attributes
+                    .gids
+                    .get(usize::from(g.sgid_index))
+                    .copied()
+                    .ok_or(DropReason::NoSourceGid)?,
                 dgid: g.dgid,
             }),
         };
         // IBA 10.2.4: a controlled Q_Key in the work request means the queue pair's own.
-        let q_key = if send.remote_qkey.0 & 0x8000_0000 != 0 { self.qp.q_key() } else { send.remote_qkey };
+        let q_key = if send.remote_qkey.0 & 0x8000_0000 != 0 {
+            self.qp.q_key()
+        } else {
+            send.remote_qkey
+        };
         let path_bits = u16::from(ah.src_path_bits) & ((1 << attributes.lmc) - 1);
         Ok(Packet {
-            lrh: Lrh { vl: 0, lver: 0, sl: ah.sl, dlid: ah.dlid, slid: Lid(attributes.lid.0 | path_bits) },
+            lrh: Lrh {
+                vl: 0,
+                lver: 0,
+                sl: ah.sl,
+                dlid: ah.dlid,
+                slid: Lid(attributes.lid.0 | path_bits),
+            },
             grh,
             bth: Bth {
                 opcode: Opcode::UD_SEND_ONLY,
@@ -169,7 +216,13 @@ impl UdQp {
                 psn: Psn::new(self.qp.psn.fetch_add(1, Relaxed)),
                 ..Bth::default()
             },
-            ext: Extended { deth: Some(Deth { q_key, src_qp: self.qp.qpn }), ..Extended::default() },
+            ext: Extended {
+                deth: Some(Deth {
+                    q_key,
+                    src_qp: self.qp.qpn,
+                }),
+                ..Extended::default()
+            },
             payload: send.payload,
             lso: send.lso,
             icrc: None,
@@ -234,9 +287,12 @@ impl UdQueuePair for UdQp {
             if !out.is_empty() {
                 port.transmit(&out, &core.drops);
             }
-            own.chunk_by(same_destination).for_each(|run| self.hca.deliver(&attributes, run, None));
+            own.chunk_by(same_destination)
+                .for_each(|run| self.hca.deliver(&attributes, run, None));
             // Other queue pairs of this port that are in the group get it as well (IBA 10.5.2): the switch does not send it back.
-            let groups = out.chunk_by(same_destination).filter(|run| run[0].lrh.dlid.is_multicast() && run[0].grh.is_some());
+            let groups = out
+                .chunk_by(same_destination)
+                .filter(|run| run[0].lrh.dlid.is_multicast() && run[0].grh.is_some());
             groups.for_each(|run| self.hca.deliver(&attributes, run, Some(self.qp.qpn)));
         }
     }

@@ -24,10 +24,18 @@ pub struct LocalLink {
 
 impl Link for LocalLink {
     fn transmit(&self, packets: &[Packet<'_>]) {
-        match self.wire.joined.load(Ordering::Acquire).then(|| self.peer.upgrade()).flatten() {
+        match self
+            .wire
+            .joined
+            .load(Ordering::Acquire)
+            .then(|| self.peer.upgrade())
+            .flatten()
+        {
             Some(peer) => peer.receive(packets),
             None => {
-                self.wire.lost.fetch_add(packets.len() as u64, Ordering::Relaxed);
+                self.wire
+                    .lost
+                    .fetch_add(packets.len() as u64, Ordering::Relaxed);
             }
         }
     }
@@ -48,9 +56,18 @@ impl LocalCable {
     /// A cable that is still cut: attach [`LocalCable::end`] 0 to the port `a` and end 1 to `b`, then [`LocalCable::join`].
     pub fn new(a: &Arc<dyn LinkSink>, b: &Arc<dyn LinkSink>) -> LocalCable {
         let wire = Arc::new(Wire::default());
-        let end = |peer: &Arc<dyn LinkSink>| Arc::new(LocalLink { wire: wire.clone(), peer: Arc::downgrade(peer) });
+        let end = |peer: &Arc<dyn LinkSink>| {
+            Arc::new(LocalLink {
+                wire: wire.clone(),
+                peer: Arc::downgrade(peer),
+            })
+        };
         let ends = [end(b), end(a)];
-        LocalCable { wire, ends, changing: Mutex::new(()) }
+        LocalCable {
+            wire,
+            ends,
+            changing: Mutex::new(()),
+        }
     }
 
     /// The link that side `index` (0 or 1) sends into.
@@ -92,7 +109,10 @@ impl LocalCable {
 }
 
 /// Connects two ports: hands each side its link, then takes the link up.
-pub fn connect(a: (Arc<dyn LinkSink>, impl FnOnce(Arc<dyn Link>)), b: (Arc<dyn LinkSink>, impl FnOnce(Arc<dyn Link>))) -> LocalCable {
+pub fn connect(
+    a: (Arc<dyn LinkSink>, impl FnOnce(Arc<dyn Link>)),
+    b: (Arc<dyn LinkSink>, impl FnOnce(Arc<dyn Link>)),
+) -> LocalCable {
     let cable = LocalCable::new(&a.0, &b.0);
     (a.1)(cable.end(0));
     (b.1)(cable.end(1));

@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 use verbs::{MadReceived, PortEvent};
-use wire::mad::attr::{BadKey, BadMKey, CapabilityChange, CapabilityMask, Notice, NoticeType, PortPhysicalState, PortState, ProducerType, SwitchBadPKey, TrapNumber};
+use wire::mad::attr::{
+    BadKey, BadMKey, CapabilityChange, CapabilityMask, Notice, NoticeType, PortPhysicalState,
+    PortState, ProducerType, SwitchBadPKey, TrapNumber,
+};
 use wire::mad::{AttrId, MadStatus, Method, MgmtClass, Smp};
 use wire::packet::Packet;
 use wire::{Gid, Guid, Lid, MtuCode, PKey, Qpn, ServiceLevel};
@@ -54,7 +57,11 @@ impl KeyViolation {
             is_q_key,
             slid: packet.lrh.slid,
             dlid: packet.lrh.dlid,
-            key: if is_q_key { deth.q_key.0 } else { u32::from(packet.bth.p_key.0) },
+            key: if is_q_key {
+                deth.q_key.0
+            } else {
+                u32::from(packet.bth.p_key.0)
+            },
             sl: packet.lrh.sl,
             src_qp: deth.src_qp,
             dest_qp: packet.bth.dest_qp,
@@ -111,7 +118,13 @@ impl<P: Plane> NodePlane for P {}
 impl<P: NodePlane> NodeControl<P> {
     pub(crate) fn new(plane: Arc<P>, config: &NodeConfig, extra: Box<dyn Extra<P>>) -> Self {
         let sma = Sma::new(config);
-        let control = NodeControl { pma: Pma::new(sma.ports.len()), plane, extra, sma, traps: Traps::default() };
+        let control = NodeControl {
+            pma: Pma::new(sma.ports.len()),
+            plane,
+            extra,
+            sma,
+            traps: Traps::default(),
+        };
         for n in 0..control.sma.ports.len() {
             control.apply_port(n);
         }
@@ -128,7 +141,9 @@ impl<P: NodePlane> NodeControl<P> {
     pub fn handle(&mut self, now: Instant, input: NodeInput) {
         self.catch_up(now);
         match input {
-            NodeInput::Mad { mad, ingress } if mad.dest_qp == Qpn::GSI => self.performance(mad, ingress),
+            NodeInput::Mad { mad, ingress } if mad.dest_qp == Qpn::GSI => {
+                self.performance(mad, ingress)
+            }
             NodeInput::Mad { mad, ingress } => self.smp(now, mad, ingress),
             NodeInput::KeyViolation(violation) => self.key_violation(now, violation),
             NodeInput::LinkChanged | NodeInput::SmChanged => {}
@@ -139,7 +154,10 @@ impl<P: NodePlane> NodeControl<P> {
     /// When [`NodeControl::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let training = self.sma.ports.iter().filter_map(|p| p.training_until);
-        training.chain(self.traps.poll_timeout()).chain(self.sma.lease_until).min()
+        training
+            .chain(self.traps.poll_timeout())
+            .chain(self.sma.lease_until)
+            .min()
     }
 
     /// Does what is due at `now`; harmless at any other time.
@@ -172,7 +190,10 @@ impl<P: NodePlane> NodeControl<P> {
                 continue;
             }
             if self.sma.ports[n].link_up() {
-                self.core().ports[n].counters.link_downed.fetch_add(1, Relaxed);
+                self.core().ports[n]
+                    .counters
+                    .link_downed
+                    .fetch_add(1, Relaxed);
                 self.sma.ports[n].training_until = None;
                 if self.sma.ports[n].info.port_state != PortState::DOWN {
                     self.set_state(n, PortState::DOWN);
@@ -182,7 +203,14 @@ impl<P: NodePlane> NodeControl<P> {
             self.sma.ports[n].link_epoch = epoch;
             self.train(now, n);
         }
-        let (had, has) = (self.sma.end().info.capability_mask.contains(CapabilityMask::IS_SM), self.core().has_sm());
+        let (had, has) = (
+            self.sma
+                .end()
+                .info
+                .capability_mask
+                .contains(CapabilityMask::IS_SM),
+            self.core().has_sm(),
+        );
         if had != has {
             self.sma.end_mut().info.capability_mask.0 ^= CapabilityMask::IS_SM.0;
             self.capability_changed(now, false);
@@ -193,7 +221,11 @@ impl<P: NodePlane> NodeControl<P> {
     fn train(&mut self, now: Instant, n: usize) {
         let port = &self.sma.ports[n];
         let disabled = port.info.port_physical_state == PortPhysicalState::DISABLED;
-        if port.link_up() && !disabled && port.training_until.is_none() && port.info.port_state == PortState::DOWN {
+        if port.link_up()
+            && !disabled
+            && port.training_until.is_none()
+            && port.info.port_state == PortState::DOWN
+        {
             self.set_state(n, PortState::INIT);
             self.link_state_changed(now);
         }
@@ -203,7 +235,11 @@ impl<P: NodePlane> NodeControl<P> {
         let info = &mut self.sma.ports[n].info;
         info.port_state = state;
         if info.port_physical_state != PortPhysicalState::DISABLED {
-            info.port_physical_state = if state == PortState::DOWN { PortPhysicalState::POLLING } else { PortPhysicalState::LINK_UP };
+            info.port_physical_state = if state == PortState::DOWN {
+                PortPhysicalState::POLLING
+            } else {
+                PortPhysicalState::LINK_UP
+            };
         }
         self.apply_port(n);
     }
@@ -212,7 +248,11 @@ impl<P: NodePlane> NodeControl<P> {
     fn link_state_changed(&mut self, now: Instant) {
         self.extra.link_state_changed();
         if self.core().smi.is_switch {
-            self.raise(now, Notice::link_state_change(self.sma.end().info.lid), false);
+            self.raise(
+                now,
+                Notice::link_state_change(self.sma.end().info.lid),
+                false,
+            );
         }
     }
 
@@ -227,11 +267,22 @@ impl<P: NodePlane> NodeControl<P> {
             ..CapabilityChange::default()
         };
         let producer_type = self.producer();
-        self.raise(now, Notice { producer_type, ..Notice::capability_change(change) }, false);
+        self.raise(
+            now,
+            Notice {
+                producer_type,
+                ..Notice::capability_change(change)
+            },
+            false,
+        );
     }
 
     fn producer(&self) -> ProducerType {
-        if self.core().smi.is_switch { ProducerType::SWITCH } else { ProducerType::CA }
+        if self.core().smi.is_switch {
+            ProducerType::SWITCH
+        } else {
+            ProducerType::CA
+        }
     }
 
     /// Without a manager that could be told there is nothing to send: its first sweep sees all.
@@ -240,7 +291,11 @@ impl<P: NodePlane> NodeControl<P> {
         if info.lid == Lid::UNSET || info.master_sm_lid == Lid::UNSET {
             return;
         }
-        let kept = if violation { self.traps.raise_violation(now, notice) } else { self.traps.raise(now, notice) };
+        let kept = if violation {
+            self.traps.raise_violation(now, notice)
+        } else {
+            self.traps.raise(now, notice)
+        };
         if !kept {
             self.core().drops.count(DropReason::TrapUnanswered);
         }
@@ -264,8 +319,24 @@ impl<P: NodePlane> NodeControl<P> {
         }
         let (gid1, gid2) = v.gids.unwrap_or_default();
         let notice = if v.port == self.core().end_port {
-            let details = BadKey { lid1: v.slid, lid2: v.dlid, key: v.key, sl: v.sl, qp1: v.src_qp, qp2: v.dest_qp, gid1, gid2 };
-            self.security_notice(if v.is_q_key { TrapNumber::BAD_Q_KEY } else { TrapNumber::BAD_P_KEY }, details.emit())
+            let details = BadKey {
+                lid1: v.slid,
+                lid2: v.dlid,
+                key: v.key,
+                sl: v.sl,
+                qp1: v.src_qp,
+                qp2: v.dest_qp,
+                gid1,
+                gid2,
+            };
+            self.security_notice(
+                if v.is_q_key {
+                    TrapNumber::BAD_Q_KEY
+                } else {
+                    TrapNumber::BAD_P_KEY
+                },
+                details.emit(),
+            )
         } else {
             let details = SwitchBadPKey {
                 // Which fields are valid: LIDs, P_Key, SL, QPs (bits 0 to 5), GIDs (6, 7) as far as there was a GRH.
@@ -289,7 +360,11 @@ impl<P: NodePlane> NodeControl<P> {
     /// An SMP: on along its directed route, to the subnet manager, or to the agent here.
     fn smp(&mut self, now: Instant, mut mad: MadReceived, ingress: u8) {
         let directed = mad.mad[1] == MgmtClass::SUBN_DIRECTED.0;
-        let route = if directed { self.core().smi.receive(&mut mad.mad, ingress) } else { Ok(Route::Here) };
+        let route = if directed {
+            self.core().smi.receive(&mut mad.mad, ingress)
+        } else {
+            Ok(Route::Here)
+        };
         match route {
             Ok(Route::Back) => self.core().to_sm(mad),
             Ok(Route::Here) => self.smp_here(now, mad, ingress),
@@ -299,12 +374,17 @@ impl<P: NodePlane> NodeControl<P> {
     }
 
     fn smp_here(&mut self, now: Instant, mad: MadReceived, ingress: u8) {
-        let Some(smp) = Smp::parse(&mad.mad[..]) else { return self.core().drops.count(DropReason::BadMad) };
+        let Some(smp) = Smp::parse(&mad.mad[..]) else {
+            return self.core().drops.count(DropReason::BadMad);
+        };
         if !smp.header.mgmt_class.is_smp() {
             return self.core().drops.count(DropReason::NoClassAgent);
         }
         let method = smp.header.method;
-        if method.is_response() || method == Method::TRAP || (smp.header.attr_id == AttrId::SM_INFO && self.core().has_sm()) {
+        if method.is_response()
+            || method == Method::TRAP
+            || (smp.header.attr_id == AttrId::SM_INFO && self.core().has_sm())
+        {
             return self.core().to_sm(mad);
         }
         if let Err(reason) = self.sma.check_m_key(now, &smp) {
@@ -313,10 +393,14 @@ impl<P: NodePlane> NodeControl<P> {
         }
         let mut effects = Vec::new();
         let (status, data) = match method {
-            _ if smp.header.base_version != 1 || smp.header.class_version != 1 => (MadStatus::BAD_VERSION, smp.data),
+            _ if smp.header.base_version != 1 || smp.header.class_version != 1 => {
+                (MadStatus::BAD_VERSION, smp.data)
+            }
             Method::GET | Method::SET => match self.extra.process(&self.plane, &smp) {
                 Some(answer) => answer,
-                None => self.sma.process(&smp, ingress, &self.plane.core().ports, &mut effects),
+                None => self
+                    .sma
+                    .process(&smp, ingress, &self.plane.core().ports, &mut effects),
             },
             Method::TRAP_REPRESS => return self.traps.repress(smp.header.tid),
             // Report and Send ask for no answer.
@@ -329,11 +413,17 @@ impl<P: NodePlane> NodeControl<P> {
             }
             self.publish();
         }
-        let answer = Smp { data, ..smp.response(status) };
+        let answer = Smp {
+            data,
+            ..smp.response(status)
+        };
         let mut reply = mad.reply(Box::new(answer.emit()));
         // An SMP of this very node has no LID to go back to but its own.
         if !answer.is_directed() && ingress == 0 {
-            self.core().to_sm(MadReceived { mad: reply.mad, ..mad });
+            self.core().to_sm(MadReceived {
+                mad: reply.mad,
+                ..mad
+            });
         } else {
             reply.remote_qpn = Qpn::SMI;
             send_smp(&*self.plane, reply);
@@ -396,15 +486,26 @@ impl<P: NodePlane> NodeControl<P> {
                 link.port_state(port.info.port_state);
             }
         }
-        let (inbound, outbound) = (port.info.partition_enforcement_inbound, port.info.partition_enforcement_outbound);
+        let (inbound, outbound) = (
+            port.info.partition_enforcement_inbound,
+            port.info.partition_enforcement_outbound,
+        );
         let enforced = self.core().smi.is_switch && n != 0 && (inbound || outbound);
         let current = plane.enforcement.load();
         let same = match current.as_ref() {
-            Some(e) => enforced && e.inbound == inbound && e.outbound == outbound && e.pkeys == port.pkeys,
+            Some(e) => {
+                enforced && e.inbound == inbound && e.outbound == outbound && e.pkeys == port.pkeys
+            }
             None => !enforced,
         };
         if !same {
-            plane.enforcement.store(enforced.then(|| Arc::new(Enforcement { inbound, outbound, pkeys: port.pkeys.clone() })));
+            plane.enforcement.store(enforced.then(|| {
+                Arc::new(Enforcement {
+                    inbound,
+                    outbound,
+                    pkeys: port.pkeys.clone(),
+                })
+            }));
         }
     }
 
@@ -416,12 +517,24 @@ impl<P: NodePlane> NodeControl<P> {
             return;
         }
         let changes = [
-            (old.lid != new.lid || old.lmc != new.lmc, PortEvent::LidChange),
-            (old.sm_lid != new.sm_lid || old.sm_sl != new.sm_sl, PortEvent::SmChange),
+            (
+                old.lid != new.lid || old.lmc != new.lmc,
+                PortEvent::LidChange,
+            ),
+            (
+                old.sm_lid != new.sm_lid || old.sm_sl != new.sm_sl,
+                PortEvent::SmChange,
+            ),
             (old.pkeys != new.pkeys, PortEvent::PKeyChange),
             (old.gids != new.gids, PortEvent::GidChange),
-            (old.state == PortState::ACTIVE && new.state != PortState::ACTIVE, PortEvent::Error),
-            (old.state != PortState::ACTIVE && new.state == PortState::ACTIVE, PortEvent::Active),
+            (
+                old.state == PortState::ACTIVE && new.state != PortState::ACTIVE,
+                PortEvent::Error,
+            ),
+            (
+                old.state != PortState::ACTIVE && new.state == PortState::ACTIVE,
+                PortEvent::Active,
+            ),
         ];
         self.core().attributes.store(Arc::new(new));
         for (_, event) in changes.into_iter().filter(|(changed, _)| *changed) {

@@ -118,7 +118,8 @@ fn wire_size(packet: &Packet<'_>) -> (u64, u64) {
         Some(Lso { header_len, mss }) if mss > 0 => {
             let data = packet.payload.len().saturating_sub(usize::from(header_len)) as u64;
             let segments = data.div_ceil(u64::from(mss)).max(1);
-            let overhead = len - packet.payload.len().next_multiple_of(4) as u64 + u64::from(header_len);
+            let overhead =
+                len - packet.payload.len().next_multiple_of(4) as u64 + u64::from(header_len);
             (segments, len + (segments - 1) * overhead)
         }
         _ => (1, len),
@@ -141,7 +142,11 @@ impl PortPlane {
 
     /// The link came up or went down; false if that was known.
     pub(crate) fn link_changed(&self, up: bool) -> bool {
-        self.link_epoch.fetch_update(Relaxed, Relaxed, |epoch| ((epoch % 2 == 1) != up).then(|| epoch.wrapping_add(1))).is_ok()
+        self.link_epoch
+            .fetch_update(Relaxed, Relaxed, |epoch| {
+                ((epoch % 2 == 1) != up).then(|| epoch.wrapping_add(1))
+            })
+            .is_ok()
     }
 
     /// Sends out of this port, whatever its state, and counts.
@@ -149,7 +154,13 @@ impl PortPlane {
         match self.link().as_ref() {
             Some(link) => {
                 let c = &self.counters;
-                self.count(packets, &c.xmit_data, &c.xmit_pkts, &c.unicast_xmit_pkts, &c.multicast_xmit_pkts);
+                self.count(
+                    packets,
+                    &c.xmit_data,
+                    &c.xmit_pkts,
+                    &c.unicast_xmit_pkts,
+                    &c.multicast_xmit_pkts,
+                );
                 link.transmit(packets);
             }
             None => self.discard(packets.len(), DropReason::NoLink, drops),
@@ -158,7 +169,13 @@ impl PortPlane {
 
     pub(crate) fn count_received(&self, packets: &[Packet<'_>]) {
         let c = &self.counters;
-        self.count(packets, &c.rcv_data, &c.rcv_pkts, &c.unicast_rcv_pkts, &c.multicast_rcv_pkts);
+        self.count(
+            packets,
+            &c.rcv_data,
+            &c.rcv_pkts,
+            &c.unicast_rcv_pkts,
+            &c.multicast_rcv_pkts,
+        );
     }
 
     /// Packets that should have left here.
@@ -167,7 +184,14 @@ impl PortPlane {
         drops.add(reason, n as u64);
     }
 
-    fn count(&self, packets: &[Packet<'_>], data: &AtomicU64, all: &AtomicU64, unicast: &AtomicU64, multicast: &AtomicU64) {
+    fn count(
+        &self,
+        packets: &[Packet<'_>],
+        data: &AtomicU64,
+        all: &AtomicU64,
+        unicast: &AtomicU64,
+        multicast: &AtomicU64,
+    ) {
         let (mut pkts, mut bytes, mut to_groups) = (0, 0, 0);
         for packet in packets {
             let (n, len) = wire_size(packet);

@@ -1,12 +1,16 @@
 //! QP0 and QP1 of an end port: who gets a MAD that arrives, and how one that is sent becomes a packet (IBA 13.5; Linux `ib_mad`).
 
-use super::{DropReason, Drops, KeyViolation, NodeInput, PortPlane, Route, SmiNode, saturating_count};
+use super::{
+    DropReason, Drops, KeyViolation, NodeInput, PortPlane, Route, SmiNode, saturating_count,
+};
 use crate::link::ControlSink;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use verbs::{GrhInfo, MadAgent, MadHandler, MadReceived, MadSend, PortAttributes, PortEvent, VerbsError};
+use verbs::{
+    GrhInfo, MadAgent, MadHandler, MadReceived, MadSend, PortAttributes, PortEvent, VerbsError,
+};
 use wire::mad::attr::PortState;
 use wire::mad::{MadBytes, Method, MgmtClass};
 use wire::packet::{Bth, Deth, Extended, Grh, Lrh, Opcode, Packet};
@@ -80,7 +84,11 @@ impl NodeCore {
     }
 
     pub(crate) fn agents(&self) -> Vec<AgentResource> {
-        self.agents.load().iter().map(|a| a.resource.clone()).collect()
+        self.agents
+            .load()
+            .iter()
+            .map(|a| a.resource.clone())
+            .collect()
     }
 
     /// Hands over to control; a full queue is counted.
@@ -122,21 +130,41 @@ impl NodeCore {
     }
 
     /// At most one violation of a port is on its way to control at a time.
-    pub(crate) fn report_violation(&self, plane: &PortPlane, packet: &Packet<'_>, port: u8, is_q_key: bool) {
-        if !plane.violation_reported.swap(true, Relaxed) && !self.to_control(NodeInput::KeyViolation(KeyViolation::new(packet, port, is_q_key))) {
+    pub(crate) fn report_violation(
+        &self,
+        plane: &PortPlane,
+        packet: &Packet<'_>,
+        port: u8,
+        is_q_key: bool,
+    ) {
+        if !plane.violation_reported.swap(true, Relaxed)
+            && !self.to_control(NodeInput::KeyViolation(KeyViolation::new(
+                packet, port, is_q_key,
+            )))
+        {
             plane.violation_reported.store(false, Relaxed);
         }
     }
 
     /// A packet for QP1 that is allowed in: state and DLID are checked.
     pub(crate) fn receive_gsi(&self, packet: &Packet<'_>) {
-        let Some(deth) = packet.ext.deth.filter(|_| packet.bth.opcode == Opcode::UD_SEND_ONLY) else {
+        let Some(deth) = packet
+            .ext
+            .deth
+            .filter(|_| packet.bth.opcode == Opcode::UD_SEND_ONLY)
+        else {
             return self.drops.count(DropReason::BadOpcode);
         };
         if deth.q_key != QKey::GSI {
             return self.bad_key(packet, true);
         }
-        if !self.attributes.load().pkeys.iter().any(|k| k.matches(packet.bth.p_key)) {
+        if !self
+            .attributes
+            .load()
+            .pkeys
+            .iter()
+            .any(|k| k.matches(packet.bth.p_key))
+        {
             return self.bad_key(packet, false);
         }
         match mad_received(packet) {
@@ -157,11 +185,17 @@ impl NodeCore {
                 None => self.drops.count(DropReason::NoAgent),
             }
         } else if class == MgmtClass::PERF_MGT {
-            if !self.to_control(NodeInput::Mad { mad, ingress: self.end_port }) {
+            if !self.to_control(NodeInput::Mad {
+                mad,
+                ingress: self.end_port,
+            }) {
                 self.end().counters.qp1_dropped.fetch_add(1, Relaxed);
             }
         } else {
-            let mut takers = agents.iter().filter(|a| a.resource.classes.contains(&class)).peekable();
+            let mut takers = agents
+                .iter()
+                .filter(|a| a.resource.classes.contains(&class))
+                .peekable();
             if takers.peek().is_none() {
                 return self.drops.count(DropReason::NoClassAgent);
             }
@@ -210,12 +244,28 @@ pub(crate) fn mad_received(packet: &Packet<'_>) -> Option<MadReceived> {
     })
 }
 
-fn mad_packet(lrh: Lrh, p_key: PKey, dest_qp: Qpn, psn: Psn, deth: Deth, mad: &MadBytes) -> Packet<'_> {
+fn mad_packet(
+    lrh: Lrh,
+    p_key: PKey,
+    dest_qp: Qpn,
+    psn: Psn,
+    deth: Deth,
+    mad: &MadBytes,
+) -> Packet<'_> {
     Packet {
         lrh,
         grh: None,
-        bth: Bth { opcode: Opcode::UD_SEND_ONLY, p_key, dest_qp, psn, ..Bth::default() },
-        ext: Extended { deth: Some(deth), ..Extended::default() },
+        bth: Bth {
+            opcode: Opcode::UD_SEND_ONLY,
+            p_key,
+            dest_qp,
+            psn,
+            ..Bth::default()
+        },
+        ext: Extended {
+            deth: Some(deth),
+            ..Extended::default()
+        },
         payload: mad,
         lso: None,
         icrc: None,
@@ -225,7 +275,12 @@ fn mad_packet(lrh: Lrh, p_key: PKey, dest_qp: Qpn, psn: Psn, deth: Deth, mad: &M
 
 /// An SMP as a packet: VL15, SL 0, default P_Key (IBA 13.5.1.1, 10.9.2).
 pub(crate) fn smp_packet(mad: &MadBytes, slid: Lid, dlid: Lid, psn: Psn) -> Packet<'_> {
-    let lrh = Lrh { vl: 15, slid, dlid, ..Lrh::default() };
+    let lrh = Lrh {
+        vl: 15,
+        slid,
+        dlid,
+        ..Lrh::default()
+    };
     mad_packet(lrh, PKey::DEFAULT_FULL, Qpn::SMI, psn, Deth::default(), mad)
 }
 
@@ -241,7 +296,11 @@ impl<P: Plane> MadAgent for Agent<P> {
         self.entry.resource.tid_high
     }
     fn send(&self, mad: MadSend) {
-        if mad.remote_qpn == Qpn::SMI && self.is_sm { send_smp(&*self.plane, mad) } else { send_gsi(&*self.plane, mad) }
+        if mad.remote_qpn == Qpn::SMI && self.is_sm {
+            send_smp(&*self.plane, mad)
+        } else {
+            send_gsi(&*self.plane, mad)
+        }
     }
 }
 
@@ -253,7 +312,12 @@ impl<P: Plane> Drop for Agent<P> {
             if self.is_sm {
                 core.sm.store(None);
             } else {
-                core.agents.rcu(|all| all.iter().filter(|a| !Arc::ptr_eq(a, &self.entry)).cloned().collect::<Vec<_>>());
+                core.agents.rcu(|all| {
+                    all.iter()
+                        .filter(|a| !Arc::ptr_eq(a, &self.entry))
+                        .cloned()
+                        .collect::<Vec<_>>()
+                });
             }
         }
         if self.is_sm {
@@ -263,23 +327,48 @@ impl<P: Plane> Drop for Agent<P> {
 }
 
 /// See [`super::ManagementPort::register_mad_agent`].
-pub(crate) fn register_mad_agent<P: Plane>(plane: Arc<P>, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Box<dyn MadAgent> {
+pub(crate) fn register_mad_agent<P: Plane>(
+    plane: Arc<P>,
+    classes: &[MgmtClass],
+    handler: Arc<dyn MadHandler>,
+) -> Box<dyn MadAgent> {
     let core = plane.core();
     let tid_high = core.next_tid_high.fetch_add(1, Relaxed);
-    let entry = Arc::new(AgentEntry { resource: AgentResource { tid_high, classes: classes.to_vec() }, handler });
+    let entry = Arc::new(AgentEntry {
+        resource: AgentResource {
+            tid_high,
+            classes: classes.to_vec(),
+        },
+        handler,
+    });
     {
         let _registering = core.registering.lock();
-        core.agents.rcu(|all| all.iter().cloned().chain([entry.clone()]).collect::<Vec<_>>());
+        core.agents.rcu(|all| {
+            all.iter()
+                .cloned()
+                .chain([entry.clone()])
+                .collect::<Vec<_>>()
+        });
     }
-    Box::new(Agent { plane, entry, is_sm: false })
+    Box::new(Agent {
+        plane,
+        entry,
+        is_sm: false,
+    })
 }
 
 /// See [`super::ManagementPort::register_sm`].
-pub(crate) fn register_sm<P: Plane>(plane: Arc<P>, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+pub(crate) fn register_sm<P: Plane>(
+    plane: Arc<P>,
+    handler: Arc<dyn MadHandler>,
+) -> Result<Box<dyn MadAgent>, VerbsError> {
     let core = plane.core();
     let tid_high = core.next_tid_high.fetch_add(1, Relaxed);
     let classes = vec![MgmtClass::SUBN_LID, MgmtClass::SUBN_DIRECTED];
-    let entry = Arc::new(AgentEntry { resource: AgentResource { tid_high, classes }, handler });
+    let entry = Arc::new(AgentEntry {
+        resource: AgentResource { tid_high, classes },
+        handler,
+    });
     {
         let _registering = core.registering.lock();
         if core.sm.load().is_some() {
@@ -288,7 +377,11 @@ pub(crate) fn register_sm<P: Plane>(plane: Arc<P>, handler: Arc<dyn MadHandler>)
         core.sm.store(Some(entry.clone()));
     }
     core.to_control(NodeInput::SmChanged);
-    Ok(Box::new(Agent { plane, entry, is_sm: true }))
+    Ok(Box::new(Agent {
+        plane,
+        entry,
+        is_sm: true,
+    }))
 }
 
 /// Sends an SMP of the subnet manager, of the SMA's answers or of traps: begins its directed route or routes it by LID. `mad.dlid` of a
@@ -305,9 +398,25 @@ pub(crate) fn send_smp(plane: &impl Plane, mut mad: MadSend) {
     };
     match route {
         Ok(Route::Here | Route::Back) => {
-            let lid = if directed { Lid::PERMISSIVE } else { attributes.lid };
+            let lid = if directed {
+                Lid::PERMISSIVE
+            } else {
+                attributes.lid
+            };
             let (sl, p_key) = (Default::default(), PKey::DEFAULT_FULL);
-            core.smp_to_control(MadReceived { slid: lid, dlid: lid, src_qp: Qpn::SMI, dest_qp: Qpn::SMI, sl, p_key, grh: None, mad: mad.mad }, 0);
+            core.smp_to_control(
+                MadReceived {
+                    slid: lid,
+                    dlid: lid,
+                    src_qp: Qpn::SMI,
+                    dest_qp: Qpn::SMI,
+                    sl,
+                    p_key,
+                    grh: None,
+                    mad: mad.mad,
+                },
+                0,
+            );
         }
         Ok(route) => forward_smp(plane, &mad.mad, route),
         Err(reason) => core.drops.count(reason),
@@ -317,7 +426,18 @@ pub(crate) fn send_smp(plane: &impl Plane, mut mad: MadSend) {
 /// Sends a trap to the master subnet manager, which may be here.
 pub(crate) fn send_trap(plane: &impl Plane, sm_lid: Lid, mad: Box<MadBytes>) {
     let (sl, q_key, p_key) = (Default::default(), QKey::default(), PKey::DEFAULT_FULL);
-    send_smp(plane, MadSend { dlid: sm_lid, sl, remote_qpn: Qpn::SMI, q_key, p_key, grh: None, mad });
+    send_smp(
+        plane,
+        MadSend {
+            dlid: sm_lid,
+            sl,
+            remote_qpn: Qpn::SMI,
+            q_key,
+            p_key,
+            grh: None,
+            mad,
+        },
+    );
 }
 
 /// Sends an SMP on, to where its route says; [`Route::Here`] and [`Route::Back`] are not for this function.
@@ -326,11 +446,18 @@ pub(crate) fn forward_smp(plane: &impl Plane, mad: &MadBytes, route: Route) {
     let psn = Psn::new(core.psn.fetch_add(1, Relaxed));
     match route {
         Route::Out(port) => match core.ports.get(usize::from(port)) {
-            Some(plane) if plane.state() <= PortState::DOWN => plane.discard(1, DropReason::PortNotActive, &core.drops),
-            Some(plane) => plane.transmit(&[smp_packet(mad, Lid::PERMISSIVE, Lid::PERMISSIVE, psn)], &core.drops),
+            Some(plane) if plane.state() <= PortState::DOWN => {
+                plane.discard(1, DropReason::PortNotActive, &core.drops)
+            }
+            Some(plane) => plane.transmit(
+                &[smp_packet(mad, Lid::PERMISSIVE, Lid::PERMISSIVE, psn)],
+                &core.drops,
+            ),
             None => core.drops.count(DropReason::BadRoute),
         },
-        Route::ByLid(lid) => plane.send_by_lid(&smp_packet(mad, core.attributes.load().lid, lid, psn)),
+        Route::ByLid(lid) => {
+            plane.send_by_lid(&smp_packet(mad, core.attributes.load().lid, lid, psn))
+        }
         Route::Here | Route::Back => core.drops.count(DropReason::BadRoute),
     }
 }
@@ -342,18 +469,41 @@ pub(crate) fn send_gsi(plane: &impl Plane, mad: MadSend) {
     let attributes = core.attributes.load();
     let own = is_own_lid(&attributes, mad.dlid);
     if attributes.state != PortState::ACTIVE {
-        return core.end().discard(1, DropReason::PortNotActive, &core.drops);
+        return core
+            .end()
+            .discard(1, DropReason::PortNotActive, &core.drops);
     }
     if !(mad.dlid.is_unicast() || mad.dlid.is_multicast()) || mad.remote_qpn == Qpn::SMI {
         return core.drops.count(DropReason::BadDestination);
     }
-    let Some(p_key) = attributes.pkey_index(mad.p_key).and_then(|i| attributes.pkeys.get(usize::from(i)).copied()) else {
-        core.end().counters.xmit_constraint_errors.fetch_add(1, Relaxed);
+    let Some(p_key) = attributes
+        .pkey_index(mad.p_key)
+        .and_then(|i| attributes.pkeys.get(usize::from(i)).copied())
+    else {
+        core.end()
+            .counters
+            .xmit_constraint_errors
+            .fetch_add(1, Relaxed);
         return core.drops.count(DropReason::NoPKey);
     };
-    let lrh = Lrh { sl: mad.sl, slid: attributes.lid, dlid: mad.dlid, ..Lrh::default() };
-    let deth = Deth { q_key: mad.q_key, src_qp: Qpn::GSI };
-    let mut packet = mad_packet(lrh, p_key, mad.remote_qpn, Psn::new(core.psn.fetch_add(1, Relaxed)), deth, &mad.mad);
+    let lrh = Lrh {
+        sl: mad.sl,
+        slid: attributes.lid,
+        dlid: mad.dlid,
+        ..Lrh::default()
+    };
+    let deth = Deth {
+        q_key: mad.q_key,
+        src_qp: Qpn::GSI,
+    };
+    let mut packet = mad_packet(
+        lrh,
+        p_key,
+        mad.remote_qpn,
+        Psn::new(core.psn.fetch_add(1, Relaxed)),
+        deth,
+        &mad.mad,
+    );
     packet.grh = mad.grh.map(|g| Grh {
         traffic_class: g.traffic_class,
         flow_label: g.flow_label,

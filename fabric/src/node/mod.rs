@@ -12,6 +12,10 @@ mod gsi;
 mod pma;
 mod sma;
 pub mod smi;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 mod traps;
 
 pub use control::{KeyViolation, NodeControl, NodeInput, NodePlane};
@@ -34,7 +38,11 @@ pub trait ManagementPort: Send + Sync {
     fn attributes(&self) -> Arc<PortAttributes>;
     /// Registers a user of QP1, as [`verbs::Port::register_mad_agent`]. Several agents may share a class: each gets every request, report and
     /// send of it. Responses go to the one agent whose number is in the TID.
-    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;
+    fn register_mad_agent(
+        &self,
+        classes: &[MgmtClass],
+        handler: Arc<dyn MadHandler>,
+    ) -> Result<Box<dyn MadAgent>, VerbsError>;
     /// Registers the subnet manager of this port: it gets SMP responses, traps, and SMInfo requests, and IsSM is set in the CapabilityMask while
     /// it lives. One at a time. Its `send` begins directed routes here; what is addressed to this very node goes to the agents here.
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;

@@ -33,7 +33,9 @@ fn cut32(n: u64) -> u32 {
 
 impl Pma {
     pub(crate) fn new(ports: usize) -> Pma {
-        Pma { zeros: vec![Zero::default(); ports] }
+        Pma {
+            zeros: vec![Zero::default(); ports],
+        }
     }
 
     /// The answer to a request; `None` for a method that wants none.
@@ -54,7 +56,8 @@ impl Pma {
                 let info = ClassPortInfo {
                     base_version: 1,
                     class_version: 1,
-                    capability_mask: ClassPortInfo::PERF_IS_EXTENDED_WIDTH_SUPPORTED | IS_ALL_PORT_SELECT_SUPPORTED,
+                    capability_mask: ClassPortInfo::PERF_IS_EXTENDED_WIDTH_SUPPORTED
+                        | IS_ALL_PORT_SELECT_SUPPORTED,
                     resp_time_value: 16,
                     ..ClassPortInfo::default()
                 };
@@ -62,8 +65,16 @@ impl Pma {
                 MadStatus::OK
             }
             AttrId::PORT_COUNTERS => self.port_counters(core, mad, set, &mut answer),
-            AttrId::PORT_COUNTERS_EXTENDED => self.port_counters_extended(core, mad, set, &mut answer),
-            _ => return Some(finish(mad, &header, MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED)),
+            AttrId::PORT_COUNTERS_EXTENDED => {
+                self.port_counters_extended(core, mad, set, &mut answer)
+            }
+            _ => {
+                return Some(finish(
+                    mad,
+                    &header,
+                    MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED,
+                ));
+            }
         };
         if !status.is_ok() {
             return Some(finish(mad, &header, status));
@@ -81,9 +92,19 @@ impl Pma {
         }
     }
 
-    fn port_counters(&mut self, core: &NodeCore, mad: &MadBytes, set: bool, answer: &mut MadBytes) -> MadStatus {
-        let Some(wanted) = PortCounters::parse(&mad[PERF_DATA_OFFSET..]) else { return MadStatus::INVALID_FIELD };
-        let Some(ports) = self.select(core, wanted.port_select) else { return MadStatus::INVALID_FIELD };
+    fn port_counters(
+        &mut self,
+        core: &NodeCore,
+        mad: &MadBytes,
+        set: bool,
+        answer: &mut MadBytes,
+    ) -> MadStatus {
+        let Some(wanted) = PortCounters::parse(&mad[PERF_DATA_OFFSET..]) else {
+            return MadStatus::INVALID_FIELD;
+        };
+        let Some(ports) = self.select(core, wanted.port_select) else {
+            return MadStatus::INVALID_FIELD;
+        };
         let mut sum = CounterValues::default();
         for n in ports {
             let values = core.ports[n].counters.values();
@@ -95,18 +116,73 @@ impl Pma {
                         *zero = value.wrapping_sub(to);
                     }
                 };
-                reset(2, &mut zero.link_downed, values.link_downed, wanted.link_downed_counter.into());
-                reset(3, &mut zero.rcv_errors, values.rcv_errors, wanted.port_rcv_errors.into());
+                reset(
+                    2,
+                    &mut zero.link_downed,
+                    values.link_downed,
+                    wanted.link_downed_counter.into(),
+                );
+                reset(
+                    3,
+                    &mut zero.rcv_errors,
+                    values.rcv_errors,
+                    wanted.port_rcv_errors.into(),
+                );
                 let to = wanted.port_rcv_switch_relay_errors.into();
-                reset(5, &mut zero.rcv_switch_relay_errors, values.rcv_switch_relay_errors, to);
-                reset(6, &mut zero.xmit_discards, values.xmit_discards, wanted.port_xmit_discards.into());
-                reset(7, &mut zero.xmit_constraint_errors, values.xmit_constraint_errors, wanted.port_xmit_constraint_errors.into());
-                reset(8, &mut zero.rcv_constraint_errors, values.rcv_constraint_errors, wanted.port_rcv_constraint_errors.into());
-                reset(11, &mut zero.vl15_dropped, values.vl15_dropped, wanted.vl15_dropped.into());
-                reset(12, &mut zero.xmit_data, values.xmit_data, wanted.port_xmit_data.into());
-                reset(13, &mut zero.rcv_data, values.rcv_data, wanted.port_rcv_data.into());
-                reset(14, &mut zero.xmit_pkts, values.xmit_pkts, wanted.port_xmit_pkts.into());
-                reset(15, &mut zero.rcv_pkts, values.rcv_pkts, wanted.port_rcv_pkts.into());
+                reset(
+                    5,
+                    &mut zero.rcv_switch_relay_errors,
+                    values.rcv_switch_relay_errors,
+                    to,
+                );
+                reset(
+                    6,
+                    &mut zero.xmit_discards,
+                    values.xmit_discards,
+                    wanted.port_xmit_discards.into(),
+                );
+                reset(
+                    7,
+                    &mut zero.xmit_constraint_errors,
+                    values.xmit_constraint_errors,
+                    wanted.port_xmit_constraint_errors.into(),
+                );
+                reset(
+                    8,
+                    &mut zero.rcv_constraint_errors,
+                    values.rcv_constraint_errors,
+                    wanted.port_rcv_constraint_errors.into(),
+                );
+                reset(
+                    11,
+                    &mut zero.vl15_dropped,
+                    values.vl15_dropped,
+                    wanted.vl15_dropped.into(),
+                );
+                reset(
+                    12,
+                    &mut zero.xmit_data,
+                    values.xmit_data,
+                    wanted.port_xmit_data.into(),
+                );
+                reset(
+                    13,
+                    &mut zero.rcv_data,
+                    values.rcv_data,
+                    wanted.port_rcv_data.into(),
+                );
+                reset(
+                    14,
+                    &mut zero.xmit_pkts,
+                    values.xmit_pkts,
+                    wanted.port_xmit_pkts.into(),
+                );
+                reset(
+                    15,
+                    &mut zero.rcv_pkts,
+                    values.rcv_pkts,
+                    wanted.port_rcv_pkts.into(),
+                );
                 // CounterSelect2 bit 1 is QP1Dropped.
                 if wanted.counter_select2 >> 1 & 1 != 0 {
                     zero.qp1_dropped = values.qp1_dropped.wrapping_sub(wanted.qp1_dropped.into());
@@ -136,9 +212,19 @@ impl Pma {
         MadStatus::OK
     }
 
-    fn port_counters_extended(&mut self, core: &NodeCore, mad: &MadBytes, set: bool, answer: &mut MadBytes) -> MadStatus {
-        let Some(wanted) = PortCountersExtended::parse(&mad[PERF_DATA_OFFSET..]) else { return MadStatus::INVALID_FIELD };
-        let Some(ports) = self.select(core, wanted.port_select) else { return MadStatus::INVALID_FIELD };
+    fn port_counters_extended(
+        &mut self,
+        core: &NodeCore,
+        mad: &MadBytes,
+        set: bool,
+        answer: &mut MadBytes,
+    ) -> MadStatus {
+        let Some(wanted) = PortCountersExtended::parse(&mad[PERF_DATA_OFFSET..]) else {
+            return MadStatus::INVALID_FIELD;
+        };
+        let Some(ports) = self.select(core, wanted.port_select) else {
+            return MadStatus::INVALID_FIELD;
+        };
         let mut sum = CounterValues::default();
         for n in ports {
             let values = core.ports[n].counters.values();
@@ -149,14 +235,44 @@ impl Pma {
                         *zero = value.wrapping_sub(to);
                     }
                 };
-                reset(0, &mut zero.xmit_data, values.xmit_data, wanted.port_xmit_data);
+                reset(
+                    0,
+                    &mut zero.xmit_data,
+                    values.xmit_data,
+                    wanted.port_xmit_data,
+                );
                 reset(1, &mut zero.rcv_data, values.rcv_data, wanted.port_rcv_data);
-                reset(2, &mut zero.xmit_pkts, values.xmit_pkts, wanted.port_xmit_pkts);
+                reset(
+                    2,
+                    &mut zero.xmit_pkts,
+                    values.xmit_pkts,
+                    wanted.port_xmit_pkts,
+                );
                 reset(3, &mut zero.rcv_pkts, values.rcv_pkts, wanted.port_rcv_pkts);
-                reset(4, &mut zero.unicast_xmit_pkts, values.unicast_xmit_pkts, wanted.port_unicast_xmit_pkts);
-                reset(5, &mut zero.unicast_rcv_pkts, values.unicast_rcv_pkts, wanted.port_unicast_rcv_pkts);
-                reset(6, &mut zero.multicast_xmit_pkts, values.multicast_xmit_pkts, wanted.port_multicast_xmit_pkts);
-                reset(7, &mut zero.multicast_rcv_pkts, values.multicast_rcv_pkts, wanted.port_multicast_rcv_pkts);
+                reset(
+                    4,
+                    &mut zero.unicast_xmit_pkts,
+                    values.unicast_xmit_pkts,
+                    wanted.port_unicast_xmit_pkts,
+                );
+                reset(
+                    5,
+                    &mut zero.unicast_rcv_pkts,
+                    values.unicast_rcv_pkts,
+                    wanted.port_unicast_rcv_pkts,
+                );
+                reset(
+                    6,
+                    &mut zero.multicast_xmit_pkts,
+                    values.multicast_xmit_pkts,
+                    wanted.port_multicast_xmit_pkts,
+                );
+                reset(
+                    7,
+                    &mut zero.multicast_rcv_pkts,
+                    values.multicast_rcv_pkts,
+                    wanted.port_multicast_rcv_pkts,
+                );
             }
             sum = sum.plus(&values.minus(zero));
         }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::mad::attr::{
-    CapabilityMask, GuidInfo, LinkWidth, NodeDescription, NodeInfo, NodeType, PKeyTable, PortInfo, PortPhysicalState, PortState, SlToVl,
+    CapabilityMask, GuidInfo, LinkWidth, NodeDescription, NodeInfo, NodeType, PKeyTable, PortInfo,
+    PortPhysicalState, PortState, SlToVl,
 };
 use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Gid, Guid, Lid, MtuCode, PKey, RateCode};
@@ -83,7 +84,11 @@ fn first_port_info(config: &NodeConfig, number: u8) -> PortInfo {
     }
     PortInfo {
         gid_prefix: if is_end_port { config.gid_prefix } else { 0 },
-        capability_mask: if is_end_port { capabilities } else { CapabilityMask::default() },
+        capability_mask: if is_end_port {
+            capabilities
+        } else {
+            CapabilityMask::default()
+        },
         local_port_num: number,
         link_width_enabled: LinkWidth::X1_OR_X4,
         link_width_supported: LinkWidth::X1_OR_X4,
@@ -92,8 +97,16 @@ fn first_port_info(config: &NodeConfig, number: u8) -> PortInfo {
         link_speed_active: SPEED_SDR,
         link_speed_enabled: SPEED_SDR,
         // An enhanced port 0 has no link that could be down (IBA 18.2.4.2).
-        port_state: if is_port0 { PortState::INIT } else { PortState::DOWN },
-        port_physical_state: if is_port0 { PortPhysicalState::LINK_UP } else { PortPhysicalState::POLLING },
+        port_state: if is_port0 {
+            PortState::INIT
+        } else {
+            PortState::DOWN
+        },
+        port_physical_state: if is_port0 {
+            PortPhysicalState::LINK_UP
+        } else {
+            PortPhysicalState::POLLING
+        },
         link_down_default_state: 2,
         neighbor_mtu: config.mtu_cap,
         mtu_cap: config.mtu_cap,
@@ -131,7 +144,11 @@ impl Sma {
             node_info: NodeInfo {
                 base_version: 1,
                 class_version: 1,
-                node_type: if config.is_switch { NodeType::SWITCH } else { NodeType::CA },
+                node_type: if config.is_switch {
+                    NodeType::SWITCH
+                } else {
+                    NodeType::CA
+                },
                 num_ports: config.ports,
                 system_image_guid: config.node_guid,
                 node_guid: config.node_guid,
@@ -169,7 +186,13 @@ impl Sma {
             max_mtu: port.info.mtu_cap,
             active_mtu: port.info.neighbor_mtu,
             rate: RateCode::GBPS_10,
-            gids: self.guids.iter().enumerate().filter(|(i, g)| *i == 0 || g.0 != 0).map(|(_, g)| Gid::new(port.info.gid_prefix, *g)).collect(),
+            gids: self
+                .guids
+                .iter()
+                .enumerate()
+                .filter(|(i, g)| *i == 0 || g.0 != 0)
+                .map(|(_, g)| Gid::new(port.info.gid_prefix, *g))
+                .collect(),
             pkeys: port.pkeys.clone(),
             node_guid: self.node_info.node_guid,
         }
@@ -193,17 +216,32 @@ impl Sma {
     }
 
     /// Answers a Get or Set that came in by `ingress` (0: from this node): status and content of the response.
-    pub(crate) fn process(&mut self, smp: &Smp, ingress: u8, planes: &[PortPlane], effects: &mut Vec<Effect>) -> (MadStatus, [u8; 64]) {
+    pub(crate) fn process(
+        &mut self,
+        smp: &Smp,
+        ingress: u8,
+        planes: &[PortPlane],
+        effects: &mut Vec<Effect>,
+    ) -> (MadStatus, [u8; 64]) {
         let set = smp.header.method == Method::SET;
         let modifier = smp.header.attr_mod;
         let mut data = smp.data;
         let status = match smp.header.attr_id {
-            AttrId::NODE_INFO | AttrId::NODE_DESCRIPTION if modifier != 0 => Err(MadStatus::INVALID_FIELD),
+            AttrId::NODE_INFO | AttrId::NODE_DESCRIPTION if modifier != 0 => {
+                Err(MadStatus::INVALID_FIELD)
+            }
             AttrId::NODE_INFO if set => Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
             AttrId::NODE_INFO => {
                 // A request of this very node came by no port; its answer names the end port.
                 let local_port_num = if ingress == 0 { self.end_port } else { ingress };
-                put(&mut data, &NodeInfo { local_port_num, ..self.node_info }.emit());
+                put(
+                    &mut data,
+                    &NodeInfo {
+                        local_port_num,
+                        ..self.node_info
+                    }
+                    .emit(),
+                );
                 Ok(())
             }
             AttrId::NODE_DESCRIPTION => {
@@ -226,12 +264,27 @@ impl Sma {
 
     /// The port that an attribute modifier means; 0 is a CA's only port.
     fn port_index(&self, number: u32) -> Result<usize, MadStatus> {
-        let number = if number == 0 { u32::from(self.end_port) } else { number };
+        let number = if number == 0 {
+            u32::from(self.end_port)
+        } else {
+            number
+        };
         let index = number as usize;
-        if index < self.ports.len() { Ok(index) } else { Err(MadStatus::INVALID_FIELD) }
+        if index < self.ports.len() {
+            Ok(index)
+        } else {
+            Err(MadStatus::INVALID_FIELD)
+        }
     }
 
-    fn port_info(&mut self, smp: &Smp, ingress: u8, planes: &[PortPlane], effects: &mut Vec<Effect>, data: &mut [u8; 64]) -> Result<(), MadStatus> {
+    fn port_info(
+        &mut self,
+        smp: &Smp,
+        ingress: u8,
+        planes: &[PortPlane],
+        effects: &mut Vec<Effect>,
+        data: &mut [u8; 64],
+    ) -> Result<(), MadStatus> {
         let index = self.port_index(smp.header.attr_mod)?;
         let set = smp.header.method == Method::SET;
         let mut outcome = Ok(());
@@ -276,7 +329,13 @@ impl Sma {
         outcome
     }
 
-    fn guid_info(&mut self, set: bool, modifier: u32, smp: &Smp, data: &mut [u8; 64]) -> Result<(), MadStatus> {
+    fn guid_info(
+        &mut self,
+        set: bool,
+        modifier: u32,
+        smp: &Smp,
+        data: &mut [u8; 64],
+    ) -> Result<(), MadStatus> {
         if modifier != 0 {
             return Err(MadStatus::INVALID_FIELD);
         }
@@ -288,12 +347,21 @@ impl Sma {
         Ok(())
     }
 
-    fn pkey_table(&mut self, set: bool, modifier: u32, smp: &Smp, data: &mut [u8; 64]) -> Result<(), MadStatus> {
+    fn pkey_table(
+        &mut self,
+        set: bool,
+        modifier: u32,
+        smp: &Smp,
+        data: &mut [u8; 64],
+    ) -> Result<(), MadStatus> {
         let index = self.port_index(modifier >> 16)?;
         let keys = &mut self.ports[index].pkeys;
         let first = (modifier as usize & 0xffff) * 32;
         let len = keys.len();
-        let block = keys.get_mut(first..len.min(first + 32)).filter(|b| !b.is_empty()).ok_or(MadStatus::INVALID_FIELD)?;
+        let block = keys
+            .get_mut(first..len.min(first + 32))
+            .filter(|b| !b.is_empty())
+            .ok_or(MadStatus::INVALID_FIELD)?;
         if set && let Some(wanted) = PKeyTable::parse(&smp.data) {
             block.copy_from_slice(&wanted.p_key[..block.len()]);
         }
@@ -303,8 +371,18 @@ impl Sma {
         Ok(())
     }
 
-    fn sl_to_vl(&mut self, set: bool, modifier: u32, smp: &Smp, data: &mut [u8; 64]) -> Result<(), MadStatus> {
-        let (input, output) = if self.is_switch { (modifier >> 8 & 0xff, modifier & 0xff) } else { (0, 0) };
+    fn sl_to_vl(
+        &mut self,
+        set: bool,
+        modifier: u32,
+        smp: &Smp,
+        data: &mut [u8; 64],
+    ) -> Result<(), MadStatus> {
+        let (input, output) = if self.is_switch {
+            (modifier >> 8 & 0xff, modifier & 0xff)
+        } else {
+            (0, 0)
+        };
         self.port_index(input)?;
         let index = self.port_index(output)?;
         let tables = &mut self.ports[index].sl_to_vl;
@@ -312,14 +390,30 @@ impl Sma {
             tables.insert(input as u8, wanted);
         }
         *data = [0; 64];
-        put(data, &tables.get(&(input as u8)).copied().unwrap_or_default().emit());
+        put(
+            data,
+            &tables
+                .get(&(input as u8))
+                .copied()
+                .unwrap_or_default()
+                .emit(),
+        );
         Ok(())
     }
 
-    fn vl_arbitration(&mut self, set: bool, modifier: u32, smp: &Smp, data: &mut [u8; 64]) -> Result<(), MadStatus> {
+    fn vl_arbitration(
+        &mut self,
+        set: bool,
+        modifier: u32,
+        smp: &Smp,
+        data: &mut [u8; 64],
+    ) -> Result<(), MadStatus> {
         let index = self.port_index(modifier & 0xffff)?;
         let half = (modifier >> 16) as usize;
-        let table = half.checked_sub(1).and_then(|i| self.ports[index].vl_arbitration.get_mut(i)).ok_or(MadStatus::INVALID_FIELD)?;
+        let table = half
+            .checked_sub(1)
+            .and_then(|i| self.ports[index].vl_arbitration.get_mut(i))
+            .ok_or(MadStatus::INVALID_FIELD)?;
         if set {
             *table = smp.data;
         }
@@ -334,13 +428,22 @@ fn put(data: &mut [u8; 64], content: &[u8]) {
 }
 
 /// PortInfo after a Set, or what is wrong with it: then nothing changes (IBA 14.2.5.6, 7.2.7).
-fn changed(old: &PortInfo, wanted: &PortInfo, is_end_port: bool, is_port0: bool) -> Result<PortInfo, MadStatus> {
+fn changed(
+    old: &PortInfo,
+    wanted: &PortInfo,
+    is_end_port: bool,
+    is_port0: bool,
+) -> Result<PortInfo, MadStatus> {
     let mut new = *old;
     new.port_state = next_state(old.port_state, wanted.port_state, is_port0)?;
     new.port_physical_state = match wanted.port_physical_state {
         PortPhysicalState::NO_CHANGE => old.port_physical_state,
         // Sleep is optional and absent; the states of training are not for managers to set.
-        PortPhysicalState::POLLING if !is_port0 && old.port_physical_state == PortPhysicalState::DISABLED => PortPhysicalState::POLLING,
+        PortPhysicalState::POLLING
+            if !is_port0 && old.port_physical_state == PortPhysicalState::DISABLED =>
+        {
+            PortPhysicalState::POLLING
+        }
         PortPhysicalState::POLLING if !is_port0 => old.port_physical_state,
         PortPhysicalState::DISABLED if !is_port0 => PortPhysicalState::DISABLED,
         _ => return Err(MadStatus::INVALID_FIELD),
@@ -388,7 +491,11 @@ fn changed(old: &PortInfo, wanted: &PortInfo, is_end_port: bool, is_port0: bool)
         // All 2^LMC LIDs must be unicast, and the first of them aligned.
         let span = (1u32 << wanted.lmc) - 1;
         let last = u32::from(wanted.lid.0) + span;
-        if !wanted.lid.is_unicast() || u32::from(wanted.lid.0) & span != 0 || last >= u32::from(Lid::MULTICAST_BASE.0) || !wanted.master_sm_lid.is_unicast() {
+        if !wanted.lid.is_unicast()
+            || u32::from(wanted.lid.0) & span != 0
+            || last >= u32::from(Lid::MULTICAST_BASE.0)
+            || !wanted.master_sm_lid.is_unicast()
+        {
             return Err(MadStatus::INVALID_FIELD);
         }
         new.lid = wanted.lid;

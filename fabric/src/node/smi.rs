@@ -54,8 +54,11 @@ impl SmiNode {
             return self.receive_returning(mad, pointer, count);
         }
         match pointer {
-            // 9:1 is a beginning, which never comes off a link.
-            0 if count > 0 => Err(DropReason::BadRoute),
+            // 9:1 is a beginning, which never comes off a link. Nor does an empty path that begins and ends here: the answer would have no
+            // way back.
+            0 if count > 0 || (ingress != 0 && lid(mad, DR_SLID) == Lid::PERMISSIVE) => {
+                Err(DropReason::BadRoute)
+            }
             // 9:2: an intermediate hop.
             p if p < count => {
                 mad[RETURN_PATH + usize::from(p)] = ingress;
@@ -76,7 +79,12 @@ impl SmiNode {
         }
     }
 
-    fn receive_returning(self, mad: &mut [u8; 256], pointer: u8, count: u8) -> Result<Route, DropReason> {
+    fn receive_returning(
+        self,
+        mad: &mut [u8; 256],
+        pointer: u8,
+        count: u8,
+    ) -> Result<Route, DropReason> {
         match pointer {
             // 13:4: came the last part by LID.
             0 => Ok(Route::Back),
@@ -117,7 +125,11 @@ impl SmiNode {
             return Err(DropReason::BadRoute);
         }
         if lid(mad, DR_DLID) != Lid::PERMISSIVE {
-            return if requester.is_unicast() { Ok(Route::ByLid(requester)) } else { Err(DropReason::BadRoute) };
+            return if requester.is_unicast() {
+                Ok(Route::ByLid(requester))
+            } else {
+                Err(DropReason::BadRoute)
+            };
         }
         mad[HOP_POINTER] = count;
         match count {
@@ -130,12 +142,20 @@ impl SmiNode {
 
     /// Forward, which only switches do.
     fn out(self, port: u8) -> Result<Route, DropReason> {
-        if self.is_switch { self.begin(port) } else { Err(DropReason::BadRoute) }
+        if self.is_switch {
+            self.begin(port)
+        } else {
+            Err(DropReason::BadRoute)
+        }
     }
 
     /// Leave by a port that exists.
     fn begin(self, port: u8) -> Result<Route, DropReason> {
-        if (1..=self.ports).contains(&port) { Ok(Route::Out(port)) } else { Err(DropReason::BadRoute) }
+        if (1..=self.ports).contains(&port) {
+            Ok(Route::Out(port))
+        } else {
+            Err(DropReason::BadRoute)
+        }
     }
 
     /// The directed part is over: `here` unless a LID-routed part follows, which only a switch can start.

@@ -43,13 +43,21 @@ impl Traps {
             self.pending.remove(0);
         }
         self.next_tid = self.next_tid.wrapping_add(1);
-        self.pending.push(Pending { tid: u64::from(self.next_tid), notice, sends: 0, due: now });
+        self.pending.push(Pending {
+            tid: u64::from(self.next_tid),
+            notice,
+            sends: 0,
+            due: now,
+        });
         !full
     }
 
     /// As [`Traps::raise`], for traps that a peer can cause at will.
     pub(crate) fn raise_violation(&mut self, now: Instant, notice: Notice) -> bool {
-        if self.last_violation.is_some_and(|t| now < t + VIOLATION_PAUSE) {
+        if self
+            .last_violation
+            .is_some_and(|t| now < t + VIOLATION_PAUSE)
+        {
             return true;
         }
         self.last_violation = Some(now);
@@ -76,8 +84,17 @@ impl Traps {
         let pending = &mut self.pending[index];
         pending.due = now + (FIRST_REPEAT * (1 << pending.sends)).min(LONGEST_REPEAT);
         pending.sends += 1;
-        let notice = Notice { issuer_lid: issuer, ..pending.notice };
+        let notice = Notice {
+            issuer_lid: issuer,
+            ..pending.notice
+        };
         // A trap of an SMA has room for the notice without the issuer GID, which is the SA's (IBA 14.2.5.1).
-        Some(Ok(Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, pending.tid).with_data(&notice.emit())))
+        Some(Ok(Smp::lid_routed(
+            Method::TRAP,
+            AttrId::NOTICE,
+            0,
+            pending.tid,
+        )
+        .with_data(&notice.emit())))
     }
 }

@@ -9,8 +9,9 @@ mod tests;
 
 use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
-    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl, NodeCore, NodeInput, Plane, PortPlane, SmiNode,
-    is_own_lid, mad_received, register_mad_agent, register_sm,
+    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
+    NodeCore, NodeInput, Plane, PortPlane, SmiNode, is_own_lid, mad_received, register_mad_agent,
+    register_sm,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -49,6 +50,7 @@ pub type SwitchControl = NodeControl<Switch>;
 pub struct Switch {
     me: Weak<Switch>,
     core: NodeCore,
+    sinks: Vec<Arc<SwitchPort>>,
     /// Port by LID; what is beyond the end has none.
     lft: ArcSwap<Vec<u8>>,
     mft: ArcSwap<Mft>,
@@ -56,24 +58,32 @@ pub struct Switch {
     attaching: Mutex<()>,
 }
 
+/// An external port as its link holds it; it lives with the switch but does not keep it alive.
 struct SwitchPort {
-    switch: Arc<Switch>,
+    switch: Weak<Switch>,
     number: u8,
 }
 
 impl LinkSink for SwitchPort {
     fn receive(&self, packets: &[Packet<'_>]) {
-        self.switch.receive(self.number, packets);
+        if let Some(switch) = self.switch.upgrade() {
+            switch.receive(self.number, packets);
+        }
     }
     fn link_changed(&self, up: bool) {
-        self.switch.core.link_changed(self.number, up);
+        if let Some(switch) = self.switch.upgrade() {
+            switch.core.link_changed(self.number, up);
+        }
     }
 }
 
 impl Switch {
     /// A switch without links. `sink` gets what control must be fed with.
     #[allow(clippy::new_ret_no_self)]
-    pub fn new(config: SwitchConfig, sink: ControlSink<SwitchInput>) -> (Arc<Switch>, SwitchControl) {
+    pub fn new(
+        config: SwitchConfig,
+        sink: ControlSink<SwitchInput>,
+    ) -> (Arc<Switch>, SwitchControl) {
         let ports = config.ports.clamp(1, 254);
         let node = NodeConfig {
             is_switch: true,
@@ -90,7 +100,22 @@ impl Switch {
         };
         let switch = Arc::new_cyclic(|me| Switch {
             me: me.clone(),
-            core: NodeCore::new(SmiNode { is_switch: true, ports }, 1, sink),
+            core: NodeCore::new(
+                SmiNode {
+                    is_switch: true,
+                    ports,
+                },
+                1,
+                sink,
+            ),
+            sinks: (1..=ports)
+                .map(|number| {
+                    Arc::new(SwitchPort {
+                        switch: me.clone(),
+                        number,
+                    })
+                })
+                .collect(),
             lft: ArcSwap::default(),
             mft: ArcSwap::default(),
             attaching: Mutex::new(()),
@@ -106,9 +131,7 @@ impl Switch {
 
     /// The external port `number` (from 1) as its link sees it; a number out of range gives the last port.
     pub fn port(&self, number: u8) -> Arc<dyn LinkSink> {
-        // The caller holds an Arc of this switch, so there is one.
-        let switch = self.me.upgrade().expect("a switch exists only within its Arc");
-        Arc::new(SwitchPort { switch, number: number.clamp(1, self.ports()) })
+        self.sinks[usize::from(number.clamp(1, self.ports())) - 1].clone()
     }
 
     /// Gives a port its link. The link then reports its state to [`Switch::port`].
@@ -137,12 +160,18 @@ impl Switch {
 
     /// Logical state of a port, `None` if there is no such port.
     pub fn port_state(&self, number: u8) -> Option<PortState> {
-        self.core.ports.get(usize::from(number)).map(PortPlane::state)
+        self.core
+            .ports
+            .get(usize::from(number))
+            .map(PortPlane::state)
     }
 
     /// Counters of a port, `None` if there is no such port.
     pub fn counters(&self, number: u8) -> Option<CounterValues> {
-        self.core.ports.get(usize::from(number)).map(|p| p.counters.values())
+        self.core
+            .ports
+            .get(usize::from(number))
+            .map(|p| p.counters.values())
     }
 
     /// Dropped packets by reason.
@@ -160,11 +189,21 @@ impl Switch {
         if lid.is_multicast() {
             return self.mft.load().get(lid).ports().collect();
         }
-        self.lft.load().get(usize::from(lid.0)).copied().filter(|p| *p != NO_PORT).into_iter().collect()
+        self.lft
+            .load()
+            .get(usize::from(lid.0))
+            .copied()
+            .filter(|p| *p != NO_PORT)
+            .into_iter()
+            .collect()
     }
 
     fn external(&self, number: u8) -> Option<&PortPlane> {
-        if number == 0 { None } else { self.core.ports.get(usize::from(number)) }
+        if number == 0 {
+            None
+        } else {
+            self.core.ports.get(usize::from(number))
+        }
     }
 
     /// Packets that came in by an external port.
@@ -172,12 +211,17 @@ impl Switch {
         let port = &self.core.ports[usize::from(ingress)];
         let state = port.state();
         if state <= PortState::DOWN {
-            return self.core.drops.add(DropReason::PortNotActive, packets.len() as u64);
+            return self
+                .core
+                .drops
+                .add(DropReason::PortNotActive, packets.len() as u64);
         }
         port.count_received(packets);
         for run in packets.chunk_by(|a, b| a.lrh.dlid == b.lrh.dlid && a.lrh.vl == b.lrh.vl) {
             if run[0].lrh.vl != 15 && state < PortState::ARMED {
-                self.core.drops.add(DropReason::PortNotActive, run.len() as u64);
+                self.core
+                    .drops
+                    .add(DropReason::PortNotActive, run.len() as u64);
             } else {
                 self.forward(ingress, run);
             }
@@ -201,13 +245,18 @@ impl Switch {
         match self.lft.load().get(usize::from(lrh.dlid.0)).copied() {
             Some(0) => self.deliver(ingress, run),
             Some(port) if port == ingress => self.unroutable(ingress, run, DropReason::WouldReturn),
-            Some(port) if port <= self.ports() && lrh.dlid.is_unicast() => self.send(ingress, run, PortMask::one(port)),
+            Some(port) if port <= self.ports() && lrh.dlid.is_unicast() => {
+                self.send(ingress, run, PortMask::one(port))
+            }
             _ => self.unroutable(ingress, run, DropReason::NoRoute),
         }
     }
 
     fn unroutable(&self, ingress: u8, run: &[Packet<'_>], reason: DropReason) {
-        self.core.ports[usize::from(ingress)].counters.rcv_switch_relay_errors.fetch_add(run.len() as u64, Relaxed);
+        self.core.ports[usize::from(ingress)]
+            .counters
+            .rcv_switch_relay_errors
+            .fetch_add(run.len() as u64, Relaxed);
         self.core.drops.add(reason, run.len() as u64);
     }
 
@@ -226,17 +275,28 @@ impl Switch {
             if out.is_empty() {
                 continue;
             }
-            let needed = if out[0].lrh.vl == 15 { PortState::INIT } else { PortState::ARMED };
+            let needed = if out[0].lrh.vl == 15 {
+                PortState::INIT
+            } else {
+                PortState::ARMED
+            };
             for number in ports.ports().filter(|n| *n != ingress) {
                 let Some(port) = self.external(number) else {
                     // Port 0 of a multicast: no queue pair of the switch is in a group.
-                    self.core.drops.add(DropReason::NoGroupMember, if number == 0 { 0 } else { out.len() as u64 });
+                    self.core.drops.add(
+                        DropReason::NoGroupMember,
+                        if number == 0 { 0 } else { out.len() as u64 },
+                    );
                     continue;
                 };
                 if port.state() < needed {
                     port.discard(out.len(), DropReason::PortNotActive, &self.core.drops);
                 } else if port.enforcement.load().is_some() {
-                    let admitted: ArrayVec<_, CHUNK> = out.iter().filter(|p| self.passes(number, p, false)).copied().collect();
+                    let admitted: ArrayVec<_, CHUNK> = out
+                        .iter()
+                        .filter(|p| self.passes(number, p, false))
+                        .copied()
+                        .collect();
                     if !admitted.is_empty() {
                         port.transmit(&admitted, &self.core.drops);
                     }
@@ -251,11 +311,20 @@ impl Switch {
     fn passes(&self, number: u8, packet: &Packet<'_>, inbound: bool) -> bool {
         let port = &self.core.ports[usize::from(number)];
         let enforcement = port.enforcement.load();
-        let Some(e) = enforcement.as_ref().filter(|e| packet.lrh.vl != 15 && if inbound { e.inbound } else { e.outbound }) else { return true };
+        let Some(e) = enforcement
+            .as_ref()
+            .filter(|e| packet.lrh.vl != 15 && if inbound { e.inbound } else { e.outbound })
+        else {
+            return true;
+        };
         if e.admits(packet.bth.p_key) {
             return true;
         }
-        let counter = if inbound { &port.counters.rcv_constraint_errors } else { &port.counters.xmit_constraint_errors };
+        let counter = if inbound {
+            &port.counters.rcv_constraint_errors
+        } else {
+            &port.counters.xmit_constraint_errors
+        };
         counter.fetch_add(1, Relaxed);
         self.core.drops.count(DropReason::PKeyMismatch);
         self.core.report_violation(port, packet, number, false);
@@ -271,7 +340,9 @@ impl Switch {
                     None => self.core.drops.count(DropReason::BadMad),
                 },
                 (15, _) | (_, Qpn::SMI) => self.core.drops.count(DropReason::BadVl),
-                (_, Qpn::GSI) if self.core.end().state() >= PortState::ARMED => self.core.receive_gsi(packet),
+                (_, Qpn::GSI) if self.core.end().state() >= PortState::ARMED => {
+                    self.core.receive_gsi(packet)
+                }
                 (_, Qpn::GSI) => self.core.drops.count(DropReason::PortNotActive),
                 _ => self.core.drops.count(DropReason::NoQueuePair),
             }
@@ -296,7 +367,11 @@ impl ManagementPort for Switch {
     fn attributes(&self) -> Arc<PortAttributes> {
         self.core.attributes.load_full()
     }
-    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+    fn register_mad_agent(
+        &self,
+        classes: &[MgmtClass],
+        handler: Arc<dyn MadHandler>,
+    ) -> Result<Box<dyn MadAgent>, VerbsError> {
         Ok(register_mad_agent(self.arc()?, classes, handler))
     }
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {

@@ -41,10 +41,10 @@ impl PortMask {
         })
     }
     /// The 16 ports of a position, which is at most 15.
-    fn position(&self, position: usize) -> u16 {
+    pub(super) fn position(&self, position: usize) -> u16 {
         (self.0[position / 4] >> (position % 4 * 16)) as u16
     }
-    fn set_position(&mut self, position: usize, mask: u16) {
+    pub(super) fn set_position(&mut self, position: usize, mask: u16) {
         let shift = position % 4 * 16;
         let word = &mut self.0[position / 4];
         *word = *word & !(0xffff << shift) | u64::from(mask) << shift;
@@ -59,7 +59,11 @@ impl Mft {
     /// Ports of a multicast LID.
     pub(super) fn get(&self, mlid: Lid) -> PortMask {
         let index = usize::from(mlid.0.wrapping_sub(Lid::MULTICAST_BASE.0));
-        self.0.get(index / BLOCK).and_then(|b| b.as_ref()).map(|b| b[index % BLOCK]).unwrap_or_default()
+        self.0
+            .get(index / BLOCK)
+            .and_then(|b| b.as_ref())
+            .map(|b| b[index % BLOCK])
+            .unwrap_or_default()
     }
 }
 
@@ -84,7 +88,9 @@ impl SwitchTables {
 
     fn switch_info(&mut self, smp: &Smp) -> (MadStatus, [u8; 64]) {
         let mut status = MadStatus::OK;
-        if smp.header.method == Method::SET && let Some(wanted) = SwitchInfo::parse(&smp.data) {
+        if smp.header.method == Method::SET
+            && let Some(wanted) = SwitchInfo::parse(&smp.data)
+        {
             if wanted.linear_fdb_top >= LINEAR_FDB_CAP {
                 status = MadStatus::INVALID_FIELD;
             } else {
@@ -129,13 +135,18 @@ fn multicast(switch: &Switch, smp: &Smp) -> (MadStatus, [u8; 64]) {
     if modifier & 0x0fff_fe00 != 0 {
         return (MadStatus::INVALID_FIELD, smp.data);
     }
-    if smp.header.method == Method::SET && let Some(wanted) = MulticastForwardingTable::parse(&smp.data) {
+    if smp.header.method == Method::SET
+        && let Some(wanted) = MulticastForwardingTable::parse(&smp.data)
+    {
         let mut table = Mft::clone(&switch.mft.load());
         if table.0.len() <= block {
             table.0.resize(block + 1, None);
         }
         let masks = Arc::make_mut(table.0[block].get_or_insert_default());
-        masks.iter_mut().zip(wanted.port_mask).for_each(|(m, w)| m.set_position(position, w));
+        masks
+            .iter_mut()
+            .zip(wanted.port_mask)
+            .for_each(|(m, w)| m.set_position(position, w));
         switch.mft.store(Arc::new(table));
     }
     let table = switch.mft.load();
