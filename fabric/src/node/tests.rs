@@ -685,7 +685,7 @@ proptest! {
                 lrh: wire::packet::Lrh { vl: if lane % 2 == 0 { 15 } else { 0 }, slid: Lid(*slid), ..Default::default() },
                 grh: (lane % 8 == 1).then(Default::default),
                 bth: wire::packet::Bth { opcode: wire::packet::Opcode(if lane % 16 == 3 { *lane } else { 0x64 }), p_key: PKey(*p_key), dest_qp: Qpn(*qp), ..Default::default() },
-                ext: wire::packet::Extended { deth: (lane % 16 != 5).then(|| wire::packet::Deth { q_key: QKey::GSI, src_qp: Qpn(*qp) }), ..Default::default() },
+                ext: wire::packet::Extended { deth: (lane % 16 != 5).then_some(wire::packet::Deth { q_key: QKey::GSI, src_qp: Qpn(*qp) }), ..Default::default() },
                 payload: if *len > 255 { mad } else { &mad[..*len] },
                 lso: (*lane == 7).then_some(wire::packet::Lso { header_len: *slid, mss: *dlid }),
                 icrc: None,
