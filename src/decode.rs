@@ -3,6 +3,7 @@
 //! The proof is that a frame, taken apart into typed values and written again from those with CRCs of our own, has the same bytes.
 
 use crate::cli;
+use crate::show::table::clean;
 use anyhow::Context;
 use fabric::link::pcap::{LinkType, PcapError, PcapFrame, PcapReader};
 use std::fs::File;
@@ -127,7 +128,12 @@ fn decode(
             writeln!(out, "{object}")?;
         } else {
             let seconds = seconds.map_or("?".into(), |s| format!("{s:.6}"));
-            write!(out, "{:>5} {seconds:>11} {}", tally.frames, checked.text)?;
+            write!(
+                out,
+                "{:>5} {seconds:>11} {}",
+                tally.frames,
+                clean(&checked.text)
+            )?;
             if !checked.problems.is_empty() {
                 write!(out, " ** {}", checked.problems.join("; "))?;
             }
