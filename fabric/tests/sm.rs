@@ -1,5 +1,5 @@
 //! The subnet manager and SA against a scripted subnet, in virtual time.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)]
 
 #[path = "sm/model.rs"]
 mod model;
@@ -7,8 +7,8 @@ mod model;
 use fabric::sm::{Counter, SmConfig, broadcast_mgid};
 use model::{MS, Model, two_switches, up};
 use std::time::{Duration, Instant};
+use wire::mad::MadStatus;
 use wire::mad::attr::*;
-use wire::mad::{AttrId, MadStatus};
 use wire::{Gid, Guid, Lid, PKey};
 
 const HCAS: std::ops::Range<usize> = 0..4;
@@ -75,7 +75,13 @@ fn lids_stay_across_absence_and_runs() {
     assert_all_talk(&m, &[0, 1, 2, 3]);
     // Another run at another place keeps them by what the ports say, and by its map where they say nothing.
     let map = m.sm.lid_map();
-    m.sm = fabric::sm::SubnetManager::new(SmConfig { lid_map: map, ..SmConfig::default() }, 8);
+    m.sm = fabric::sm::SubnetManager::new(
+        SmConfig {
+            lid_map: map,
+            ..SmConfig::default()
+        },
+        8,
+    );
     m.reset_hca(3);
     m.run(50 * MS);
     assert_eq!(HCAS.map(|n| m.lid(n)).collect::<Vec<_>>(), before);
@@ -84,7 +90,10 @@ fn lids_stay_across_absence_and_runs() {
 
 #[test]
 fn a_lid_that_must_change_reregisters_all() {
-    let mut m = two_switches(SmConfig { lid_map: vec![(Guid(0x2001), Lid(9))], ..SmConfig::default() });
+    let mut m = two_switches(SmConfig {
+        lid_map: vec![(Guid(0x2001), Lid(9))],
+        ..SmConfig::default()
+    });
     m.nodes[1].ports[1].info.lid = Lid(4);
     m.nodes[2].ports[1].info.lid = Lid(9);
     m.run(50 * MS);
@@ -101,7 +110,10 @@ fn a_new_hca_is_active_within_milliseconds() {
     m.link((new, 1), (5, 8));
     m.run(5 * MS);
     assert_all_talk(&m, &[0, 1, 2, 3, new]);
-    assert!(m.sm.counters().get(Counter::SmpsSent) - smps < 80, "only the switch and the new node are looked at");
+    assert!(
+        m.sm.counters().get(Counter::SmpsSent) - smps < 80,
+        "only the switch and the new node are looked at"
+    );
 }
 
 #[test]
@@ -160,13 +172,22 @@ fn loops_and_parallel_links() {
     }
     for n in 0..4 {
         for cable in 0..2 {
-            m.link((switches[n], 20 + cable), (switches[(n + 1) % 4], 30 + cable));
+            m.link(
+                (switches[n], 20 + cable),
+                (switches[(n + 1) % 4], 30 + cable),
+            );
         }
     }
     m.run(100 * MS);
     assert_all_talk(&m, &hcas);
     // Both cables carry something.
-    let used = |m: &Model, port| m.nodes[switches[0]].lft.iter().filter(|p| **p == port).count();
+    let used = |m: &Model, port| {
+        m.nodes[switches[0]]
+            .lft
+            .iter()
+            .filter(|p| **p == port)
+            .count()
+    };
     assert!(used(&m, 20) > 0 && used(&m, 21) > 0);
     for &hca in &hcas {
         m.join(hca, broadcast(), JoinState::FULL);
@@ -200,15 +221,26 @@ fn groups_live_by_their_full_members() {
     let left = McMemberRecord::parse(&m.leave(1, group(1), JoinState::FULL).data).unwrap();
     assert_eq!(left.join_state, JoinState::SEND_ONLY_NON);
     assert_eq!(m.multicast(3, Lid(0xc001)), [2]);
-    assert_eq!(m.leave(1, group(1), JoinState::FULL).header.status, MadStatus::SA_REQ_INVALID);
+    assert_eq!(
+        m.leave(1, group(1), JoinState::FULL).header.status,
+        MadStatus::SA_REQ_INVALID
+    );
     m.leave(2, group(1), JoinState::FULL);
     assert!(m.reports().is_empty());
     m.leave(3, group(1), JoinState::SEND_ONLY_FULL);
     assert_eq!(m.reports(), [(m.lid(0), 67, group(1))]);
     assert!(m.sm.groups().iter().all(|g| g.mgid != group(1)));
     // The number is free again.
-    assert_eq!(McMemberRecord::parse(&m.join(1, group(2), JoinState::SEND_ONLY_FULL).data).unwrap().mlid, Lid(0xc001));
-    assert!(m.join(1, group(3), JoinState::NON).header.status == MadStatus::SA_REQ_INVALID, "who only listens creates nothing");
+    assert_eq!(
+        McMemberRecord::parse(&m.join(1, group(2), JoinState::SEND_ONLY_FULL).data)
+            .unwrap()
+            .mlid,
+        Lid(0xc001)
+    );
+    assert!(
+        m.join(1, group(3), JoinState::NON).header.status == MadStatus::SA_REQ_INVALID,
+        "who only listens creates nothing"
+    );
 }
 
 #[test]
@@ -230,7 +262,11 @@ fn a_port_that_goes_leaves_everything() {
     m.sa_out.clear();
     m.link((3, 1), (5, 3));
     m.run(5 * MS);
-    assert_eq!(m.reports(), [(m.lid(0), 64, gone)], "and it is no subscriber any more");
+    assert_eq!(
+        m.reports(),
+        [(m.lid(0), 64, gone)],
+        "and it is no subscriber any more"
+    );
 }
 
 #[test]
@@ -242,11 +278,17 @@ fn a_port_found_in_init_began_anew() {
     m.reset_hca(3);
     m.run(10 * MS);
     let gid = m.gid(3);
-    assert_eq!(m.reports().iter().map(|r| r.1).collect::<Vec<_>>(), [67, 65, 64]);
+    assert_eq!(
+        m.reports().iter().map(|r| r.1).collect::<Vec<_>>(),
+        [67, 65, 64]
+    );
     assert!(m.reports().iter().skip(1).all(|r| r.2 == gid));
     assert_all_talk(&m, &[0, 1, 2, 3]);
     assert_eq!(m.nodes[3].ports[1].reregistered, 2);
-    assert_eq!(m.nodes[1].ports[1].reregistered, 1, "its LID is the same: the others need not know");
+    assert_eq!(
+        m.nodes[1].ports[1].reregistered, 1,
+        "its LID is the same: the others need not know"
+    );
 }
 
 #[test]
@@ -254,11 +296,18 @@ fn reports_are_repeated_until_answered() {
     let mut m = up(SmConfig::default());
     m.subscribe(0, TrapNumber::ALL);
     m.join(1, group(1), JoinState::FULL);
-    let report = m.sa_out.iter().find(|s| s.dlid == m.lid(0)).unwrap().clone();
+    let report = m
+        .sa_out
+        .iter()
+        .find(|s| s.dlid == m.lid(0))
+        .unwrap()
+        .clone();
     m.sa_out.clear();
     m.run(1500 * MS);
-    assert_eq!(m.sa_out, [report.clone()]);
-    let answer = wire::mad::SaMad::parse(&report.mad[..]).unwrap().response(MadStatus::OK);
+    assert_eq!(m.sa_out, std::slice::from_ref(&report));
+    let answer = wire::mad::SaMad::parse(&report.mad[..])
+        .unwrap()
+        .response(MadStatus::OK);
     m.tell(0, answer);
     m.sa_out.clear();
     m.run(5 * SEC);
@@ -285,22 +334,36 @@ fn a_thousand_hosts() {
         }
     }
     m.run(1000 * MS);
-    println!("1,000 HCAs, 54 switches: up after {:?} of processor time, {} SMPs", started.elapsed(), m.sm.counters().get(Counter::SmpsSent));
-    let active = hcas.iter().filter(|h| m.state(**h) == PortState::ACTIVE).count();
+    println!(
+        "1,000 HCAs, 54 switches: up after {:?} of processor time, {} SMPs",
+        started.elapsed(),
+        m.sm.counters().get(Counter::SmpsSent)
+    );
+    let active = hcas
+        .iter()
+        .filter(|h| m.state(**h) == PortState::ACTIVE)
+        .count();
     assert_eq!(active, 1000);
     let joins = Instant::now();
     for (n, &hca) in hcas.iter().enumerate() {
         m.join(hca, broadcast(), JoinState::FULL);
         let mut own = group(0).0;
         own[12..].copy_from_slice(&(n as u32 + 100).to_be_bytes());
-        assert_eq!(m.join(hca, Gid(own), JoinState::FULL).header.status, MadStatus::OK);
+        assert_eq!(
+            m.join(hca, Gid(own), JoinState::FULL).header.status,
+            MadStatus::OK
+        );
     }
     println!("2,000 joins one by one: {:?}", joins.elapsed());
     assert_eq!(m.multicast(hcas[5], Lid(0xc000)).len(), 999);
     let sweep = Instant::now();
     let smps = m.sm.counters().get(Counter::SmpsSent);
     m.run(11 * SEC);
-    println!("light sweep: {:?}, {} SMPs", sweep.elapsed(), m.sm.counters().get(Counter::SmpsSent) - smps);
+    println!(
+        "light sweep: {:?}, {} SMPs",
+        sweep.elapsed(),
+        m.sm.counters().get(Counter::SmpsSent) - smps
+    );
     let new = Instant::now();
     let hca = m.hca(0x9999_0000);
     m.link((hca, 1), (leaves[7], 25));
@@ -313,11 +376,16 @@ fn a_thousand_hosts() {
 #[test]
 fn a_better_master_is_obeyed_and_replaced_when_silent() {
     let mut m = two_switches(SmConfig::default());
-    m.nodes[3].sm = Some(SmInfo { guid: Guid(0x4001), priority: 9, sm_state: SmState::MASTER, ..SmInfo::default() });
+    m.nodes[3].sm = Some(SmInfo {
+        guid: Guid(0x4001),
+        priority: 9,
+        sm_state: SmState::MASTER,
+        ..SmInfo::default()
+    });
     m.nodes[3].ports[1].info.capability_mask.0 |= CapabilityMask::IS_SM.0;
     m.run(SEC);
     assert_eq!(m.sm.state(), SmState::STANDBY);
-    assert_eq!(m.sets, 0, "a standby changes nothing but PortStateChange");
+    assert_eq!(m.sets, 0, "a standby changes nothing");
     m.nodes[3].alive = false;
     m.run(5 * SEC);
     assert_eq!(m.sm.state(), SmState::MASTER);
@@ -336,7 +404,9 @@ fn random_mads_change_nothing() {
     m.join(3, broadcast(), JoinState::FULL);
     let (nodes, groups, sets) = (m.sm.nodes(), m.sm.groups(), m.sets);
     let classes = [1u8, 0x81, 3, 4, 7];
-    let attrs = [1u16, 2, 3, 0x10, 0x11, 0x12, 0x14, 0x15, 0x16, 0x19, 0x1b, 0x20, 0x31, 0x35, 0x38, 0xf3];
+    let attrs = [
+        1u16, 2, 3, 0x10, 0x11, 0x12, 0x14, 0x15, 0x16, 0x19, 0x1b, 0x20, 0x31, 0x35, 0x38, 0xf3,
+    ];
     for n in 0..200_000u32 {
         let mut mad = [0u8; 256];
         for chunk in mad.chunks_mut(8) {
@@ -347,7 +417,7 @@ fn random_mads_change_nothing() {
         mad[1] = classes[r as usize % 5];
         mad[2] = if mad[1] == 3 { 2 } else { 1 };
         if r >> 8 & 3 != 0 {
-            mad[3] = [1, 2, 3, 5, 6, 7, 0x12, 0x15, 0x81, 0x86, 0x92][r as usize >> 16 & 0xff % 11];
+            mad[3] = [1, 2, 3, 5, 6, 7, 0x12, 0x15, 0x81, 0x86, 0x92][(r as usize >> 16) % 11];
             mad[16..18].copy_from_slice(&attrs[(r as usize >> 24) % 16].to_be_bytes());
         }
         if r >> 40 & 1 != 0 {
@@ -374,7 +444,6 @@ fn random_mads_change_nothing() {
     assert_eq!(m.sm.state(), SmState::MASTER);
     assert_eq!(m.sm.nodes(), nodes);
     assert_eq!(m.sm.groups(), groups);
-    assert_eq!(m.sets, sets + m.sets - sets);
+    assert_eq!(m.sets, sets);
     assert_all_talk(&m, &[0, 1, 2, 3]);
-    let _ = AttrId::NOTICE;
 }

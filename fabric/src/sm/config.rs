@@ -29,7 +29,7 @@ pub struct GroupParams {
     pub tclass: u8,
     /// GRH flow label.
     pub flow_label: u32,
-    /// GRH hop limit.
+    /// GRH hop limit; 0 becomes 255 for groups beyond link-local scope.
     pub hop_limit: u8,
 }
 
@@ -69,23 +69,53 @@ pub struct Partition {
 impl Partition {
     /// A partition of all ports.
     pub fn all(name: &str, pkey: PKey, membership: Membership, ipoib: Option<GroupParams>) -> Self {
-        Partition { name: name.into(), pkey, ipoib, groups: Vec::new(), members: Vec::new(), default_membership: Some(membership) }
+        Partition {
+            name: name.into(),
+            pkey,
+            ipoib,
+            groups: Vec::new(),
+            members: Vec::new(),
+            default_membership: Some(membership),
+        }
     }
     /// A partition of these ports.
-    pub fn of(name: &str, pkey: PKey, members: Vec<(Guid, Membership)>, ipoib: Option<GroupParams>) -> Self {
-        Partition { name: name.into(), pkey, ipoib, groups: Vec::new(), members, default_membership: None }
+    pub fn of(
+        name: &str,
+        pkey: PKey,
+        members: Vec<(Guid, Membership)>,
+        ipoib: Option<GroupParams>,
+    ) -> Self {
+        Partition {
+            name: name.into(),
+            pkey,
+            ipoib,
+            groups: Vec::new(),
+            members,
+            default_membership: None,
+        }
     }
 
     /// The P_Key that the port's table gets, if it is a member.
     pub fn key_of(&self, port: Guid) -> Option<PKey> {
-        let membership = self.members.iter().find(|(guid, _)| *guid == port).map(|&(_, m)| m).or(self.default_membership)?;
+        let membership = self
+            .members
+            .iter()
+            .find(|(guid, _)| *guid == port)
+            .map(|&(_, m)| m)
+            .or(self.default_membership)?;
         let base = PKey(self.pkey.base());
-        Some(if membership == Membership::Full { base.full() } else { base })
+        Some(if membership == Membership::Full {
+            base.full()
+        } else {
+            base
+        })
     }
 
     /// Groups that exist from the start.
     pub(super) fn well_known_groups(&self) -> impl Iterator<Item = (Gid, GroupParams)> + '_ {
-        let broadcast = self.ipoib.map(|params| (broadcast_mgid(self.pkey, params.scope), params));
+        let broadcast = self
+            .ipoib
+            .map(|params| (broadcast_mgid(self.pkey, params.scope), params));
         broadcast.into_iter().chain(self.groups.iter().copied())
     }
 }
@@ -93,7 +123,24 @@ impl Partition {
 /// The IPoIB broadcast group of a partition: `ff1S:401b:PPPP::ffff:ffff` (RFC 4391 section 4).
 pub fn broadcast_mgid(pkey: PKey, scope: u8) -> Gid {
     let [high, low] = pkey.full().0.to_be_bytes();
-    Gid([0xff, 0x10 | scope & 0xf, 0x40, 0x1b, high, low, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff])
+    Gid([
+        0xff,
+        0x10 | scope & 0xf,
+        0x40,
+        0x1b,
+        high,
+        low,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0xff,
+        0xff,
+        0xff,
+        0xff,
+    ])
 }
 
 /// Configuration of a subnet manager.
@@ -132,7 +179,12 @@ impl Default for SmConfig {
     /// One partition 0x7fff of all ports, full members, with IPoIB; time-outs as OpenSM's.
     fn default() -> Self {
         SmConfig {
-            partitions: vec![Partition::all("Default", PKey::DEFAULT_LIMITED, Membership::Full, Some(GroupParams::default()))],
+            partitions: vec![Partition::all(
+                "Default",
+                PKey::DEFAULT_LIMITED,
+                Membership::Full,
+                Some(GroupParams::default()),
+            )],
             sm_priority: 0,
             sm_key: 1,
             subnet_prefix: Gid::DEFAULT_PREFIX,

@@ -8,7 +8,10 @@ use super::topology::{NodeId, PortId};
 use super::{Counter, SubnetManager};
 use std::collections::{BTreeSet, HashSet};
 use std::time::Instant;
-use wire::mad::attr::{CapabilityMask, LinearForwardingTable, LinkWidth, MulticastForwardingTable, PKeyTable, PortInfo, PortPhysicalState};
+use wire::mad::attr::{
+    CapabilityMask, LinearForwardingTable, LinkWidth, MulticastForwardingTable, PKeyTable,
+    PortInfo, PortPhysicalState,
+};
 use wire::mad::attr::{PortState, SmState, SwitchInfo};
 use wire::mad::{AttrId, MadStatus, Smp};
 use wire::{Lid, PKey, ServiceLevel};
@@ -31,13 +34,29 @@ impl SubnetManager {
         if self.routing.update(&mut self.topo) {
             self.sa.all_groups_dirty();
         }
-        let caps = self.topo.nodes.values().filter_map(|n| Some(n.switch.as_ref()?.info.multicast_fdb_cap)).filter(|cap| *cap > 0);
+        let caps = self
+            .topo
+            .nodes
+            .values()
+            .filter_map(|n| Some(n.switch.as_ref()?.info.multicast_fdb_cap))
+            .filter(|cap| *cap > 0);
         self.sa.limit_mlids(caps.min());
-        let switches: Vec<NodeId> = self.topo.nodes.iter().filter(|(_, n)| n.switch.is_some()).map(|(id, _)| *id).collect();
+        let switches: Vec<NodeId> = self
+            .topo
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.switch.is_some())
+            .map(|(id, _)| *id)
+            .collect();
         for id in switches {
             self.program_switch(id);
         }
-        let ports: Vec<PortId> = self.topo.nodes.iter().flat_map(|(&id, n)| (0..n.ports.len()).map(move |p| (id, p as u8))).collect();
+        let ports: Vec<PortId> = self
+            .topo
+            .nodes
+            .iter()
+            .flat_map(|(&id, n)| (0..n.ports.len()).map(move |p| (id, p as u8)))
+            .collect();
         for port in ports {
             self.advance(now, port);
         }
@@ -55,7 +74,12 @@ impl SubnetManager {
         let empty: HashSet<NodeId> = gone
             .iter()
             .map(|p| p.0)
-            .filter(|id| self.topo.node(*id).is_some_and(|n| n.end_ports().all(|p| self.topo.port((*id, p)).is_none_or(|p| p.guid.0 == 0))))
+            .filter(|id| {
+                self.topo.node(*id).is_some_and(|n| {
+                    n.end_ports()
+                        .all(|p| self.topo.port((*id, p)).is_none_or(|p| p.guid.0 == 0))
+                })
+            })
             .collect();
         for &id in &empty {
             self.topo.forget_node(id);
@@ -67,14 +91,25 @@ impl SubnetManager {
 
     fn assign_lids(&mut self) {
         let mut moved = false;
-        let mut ports: Vec<PortId> =
-            self.topo.end_ports().filter(|(_, p)| p.info.is_some() && !p.lid.is_unicast()).map(|(id, _)| id).collect();
+        let mut ports: Vec<PortId> = self
+            .topo
+            .end_ports()
+            .filter(|(_, p)| p.info.is_some() && !p.lid.is_unicast())
+            .map(|(id, _)| id)
+            .collect();
         // The own port first, so that a fresh subnet has its manager at LID 1.
         ports.sort_by_key(|id| self.topo.own != Some(*id));
         for id in ports {
-            let Some((guid, current)) = self.topo.port(id).and_then(|p| Some((p.guid, p.info?.lid))) else { continue };
+            let Some((guid, current)) =
+                self.topo.port(id).and_then(|p| Some((p.guid, p.info?.lid)))
+            else {
+                continue;
+            };
             let topo = &self.topo;
-            let Some(lid) = self.lids.assign(guid, current, |g| topo.by_port_guid(g).is_some()) else {
+            let Some(lid) = self
+                .lids
+                .assign(guid, current, |g| topo.by_port_guid(g).is_some())
+            else {
                 self.counters.add(Counter::OutOfLids);
                 continue;
             };
@@ -98,12 +133,21 @@ impl SubnetManager {
     /// The P_Key table that a port shall have: keys stay where they are.
     fn wanted_pkeys(&self, id: PortId) -> Option<Vec<PKey>> {
         let port = self.topo.port(id)?;
-        let mut keys: Vec<PKey> = self.config.partitions.iter().filter_map(|p| p.key_of(port.guid)).collect();
+        let mut keys: Vec<PKey> = self
+            .config
+            .partitions
+            .iter()
+            .filter_map(|p| p.key_of(port.guid))
+            .collect();
         let own = self.topo.own == Some(id);
         match keys.iter_mut().find(|k| k.base() == 0x7fff) {
             Some(key) if own => *key = PKey::DEFAULT_FULL,
             Some(_) => {}
-            None => keys.push(if own { PKey::DEFAULT_FULL } else { PKey::DEFAULT_LIMITED }),
+            None => keys.push(if own {
+                PKey::DEFAULT_FULL
+            } else {
+                PKey::DEFAULT_LIMITED
+            }),
         }
         let mut table = port.pkeys.clone();
         for slot in &mut table {
@@ -121,9 +165,15 @@ impl SubnetManager {
 
     /// Sets the blocks of the P_Key table that differ; true if none does.
     fn set_pkeys(&mut self, id: PortId) -> bool {
-        let (Some(wanted), Some(port)) = (self.wanted_pkeys(id), self.topo.port(id)) else { return false };
+        let (Some(wanted), Some(port)) = (self.wanted_pkeys(id), self.topo.port(id)) else {
+            return false;
+        };
         if port.pkeys.is_empty() || wanted == port.pkeys {
-            return !port.pkeys.is_empty() || self.topo.node(id.0).is_none_or(|n| n.info.partition_cap == 0);
+            return !port.pkeys.is_empty()
+                || self
+                    .topo
+                    .node(id.0)
+                    .is_none_or(|n| n.info.partition_cap == 0);
         }
         let blocks: Vec<(u16, PKeyTable)> = (0u16..)
             .zip(wanted.chunks(32).zip(port.pkeys.chunks(32)))
@@ -138,7 +188,12 @@ impl SubnetManager {
             port.busy = true;
         }
         for (block, table) in blocks {
-            self.set(Purpose::SetPKeys(id, block), AttrId::P_KEY_TABLE, u32::from(block), &table.emit());
+            self.set(
+                Purpose::SetPKeys(id, block),
+                AttrId::P_KEY_TABLE,
+                u32::from(block),
+                &table.emit(),
+            );
         }
         false
     }
@@ -148,14 +203,20 @@ impl SubnetManager {
         if self.state != SmState::MASTER {
             return;
         }
-        let Some(port) = self.topo.port(id) else { return };
-        let Some(actual) = port.info.filter(|_| !port.busy) else { return };
+        let Some(port) = self.topo.port(id) else {
+            return;
+        };
+        let Some(actual) = port.info.filter(|_| !port.busy) else {
+            return;
+        };
         let is_end_port = port.guid.0 != 0;
         if port.fruitless >= MAX_FRUITLESS || (is_end_port && !port.lid.is_unicast()) {
             return;
         }
         let pkeys_ready = !is_end_port || self.set_pkeys(id);
-        let Some(port) = self.topo.port(id).filter(|p| !p.busy) else { return };
+        let Some(port) = self.topo.port(id).filter(|p| !p.busy) else {
+            return;
+        };
         let peer = port.link.and_then(|l| self.topo.port(l));
         let is_management = is_end_port && self.topo.node(id.0).is_some_and(|n| n.switch.is_some());
         let mut wanted = actual;
@@ -171,7 +232,10 @@ impl SubnetManager {
             wanted.m_key_protect_bits = 0;
             wanted.m_key_lease_period = 0;
         }
-        if let Some(peer) = peer.and_then(|p| p.info).filter(|_| actual.port_state == PortState::INIT) {
+        if let Some(peer) = peer
+            .and_then(|p| p.info)
+            .filter(|_| actual.port_state == PortState::INIT)
+        {
             wanted.neighbor_mtu = actual.mtu_cap.min(peer.mtu_cap);
             wanted.operational_vls = actual.vl_cap.min(peer.vl_cap).max(1);
             wanted.port_state = PortState::ARMED;
@@ -188,12 +252,24 @@ impl SubnetManager {
         if waits {
             self.armed.insert(id);
         }
-        let becomes_active = is_management || actual.port_state == PortState::ACTIVE || wanted.port_state == PortState::ACTIVE;
-        let reregister = port.reregister && becomes_active && pkeys_ready && port.has(CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED);
-        let settled = PortInfo { port_state: PortState::NO_CHANGE, client_reregister: false, ..actual };
+        let becomes_active = is_management
+            || actual.port_state == PortState::ACTIVE
+            || wanted.port_state == PortState::ACTIVE;
+        let reregister = port.reregister
+            && becomes_active
+            && pkeys_ready
+            && port.has(CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED);
+        let settled = PortInfo {
+            port_state: PortState::NO_CHANGE,
+            client_reregister: false,
+            ..actual
+        };
         wanted.client_reregister = reregister;
         if wanted == settled {
-            let announce = is_end_port && !port.announced && pkeys_ready && (is_management || actual.port_state == PortState::ACTIVE);
+            let announce = is_end_port
+                && !port.announced
+                && pkeys_ready
+                && (is_management || actual.port_state == PortState::ACTIVE);
             if announce && let Some(port) = self.topo.port_mut(id) {
                 port.announced = true;
                 port.reregister = false;
@@ -210,7 +286,12 @@ impl SubnetManager {
         if let Some(port) = self.topo.port_mut(id) {
             port.busy = true;
         }
-        self.set(Purpose::SetPort(id, Box::new(wanted)), AttrId::PORT_INFO, u32::from(id.1), &wanted.emit());
+        self.set(
+            Purpose::SetPort(id, Box::new(wanted)),
+            AttrId::PORT_INFO,
+            u32::from(id.1),
+            &wanted.emit(),
+        );
     }
 
     /// Ports that waited for the forwarding tables.
@@ -225,7 +306,14 @@ impl SubnetManager {
     /// Sends what differs of a switch's own data and forwarding table.
     fn program_switch(&mut self, id: NodeId) {
         let top = self.lids.top();
-        let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()).filter(|s| s.info.linear_fdb_cap > 0) else { return };
+        let Some(switch) = self
+            .topo
+            .node_mut(id)
+            .and_then(|n| n.switch.as_mut())
+            .filter(|s| s.info.linear_fdb_cap > 0)
+        else {
+            return;
+        };
         if self.resend_mft.remove(&id) {
             switch.mft.clear();
             self.sa.all_groups_dirty();
@@ -237,24 +325,51 @@ impl SubnetManager {
             port_state_change: false,
             ..switch.info
         };
-        let program = (!switch.busy && wanted != SwitchInfo { port_state_change: false, ..switch.info }).then_some(wanted);
+        let program = (!switch.busy
+            && wanted
+                != SwitchInfo {
+                    port_state_change: false,
+                    ..switch.info
+                })
+        .then_some(wanted);
         switch.busy |= program.is_some();
         let blocks = usize::from(top) / 64 + 1;
-        switch.lft.resize(switch.lft.len().max(blocks * 64), NO_PORT);
-        switch.lft_sent.resize(switch.lft_sent.len().max(blocks), None);
+        switch
+            .lft
+            .resize(switch.lft.len().max(blocks * 64), NO_PORT);
+        switch
+            .lft_sent
+            .resize(switch.lft_sent.len().max(blocks), None);
         let mut changed = Vec::new();
-        for (block, (wanted, sent)) in (0u16..).zip(switch.lft.as_chunks::<64>().0.iter().zip(&mut switch.lft_sent)) {
+        for (block, (wanted, sent)) in (0u16..).zip(
+            switch
+                .lft
+                .as_chunks::<64>()
+                .0
+                .iter()
+                .zip(&mut switch.lft_sent),
+        ) {
             if sent.as_ref() != Some(wanted) {
                 *sent = Some(*wanted);
                 changed.push((block, *wanted));
             }
         }
         if let Some(info) = program {
-            self.set(Purpose::SetSwitchInfo(id), AttrId::SWITCH_INFO, 0, &info.emit());
+            self.set(
+                Purpose::SetSwitchInfo(id),
+                AttrId::SWITCH_INFO,
+                0,
+                &info.emit(),
+            );
         }
         for (block, port) in changed {
             self.counters.add(Counter::LftBlocks);
-            self.set(Purpose::SetLft(id, block), AttrId::LINEAR_FORWARDING_TABLE, u32::from(block), &LinearForwardingTable { port }.emit());
+            self.set(
+                Purpose::SetLft(id, block),
+                AttrId::LINEAR_FORWARDING_TABLE,
+                u32::from(block),
+                &LinearForwardingTable { port }.emit(),
+            );
         }
     }
 
@@ -268,14 +383,20 @@ impl SubnetManager {
             let tree = self.routing.tree(&receivers, &senders);
             let slot = mlid.0 - Lid::MULTICAST_BASE.0;
             for &id in self.routing.switches() {
-                let Some(node) = self.topo.node_mut(id) else { continue };
+                let Some(node) = self.topo.node_mut(id) else {
+                    continue;
+                };
                 let ports = node.ports.len();
-                let Some(switch) = &mut node.switch else { continue };
+                let Some(switch) = &mut node.switch else {
+                    continue;
+                };
                 let mask = tree.get(&id).copied().unwrap_or_default();
                 for (position, mask) in (0u8..).zip(mask).take(ports.div_ceil(16)) {
                     let key = (slot / 32, position);
                     let entry = usize::from(slot % 32);
-                    if mask == switch.mft.get(&key).map_or(0, |b| b[entry]) && switch.mft.contains_key(&key) {
+                    if mask == switch.mft.get(&key).map_or(0, |b| b[entry])
+                        && switch.mft.contains_key(&key)
+                    {
                         continue;
                     }
                     switch.mft.entry(key).or_insert([0; 32])[entry] = mask;
@@ -284,11 +405,23 @@ impl SubnetManager {
             }
         }
         for (id, block, position) in blocks {
-            let Some(port_mask) = self.topo.node(id).and_then(|n| n.switch.as_ref()?.mft.get(&(block, position))).copied() else { continue };
+            let Some(port_mask) = self
+                .topo
+                .node(id)
+                .and_then(|n| n.switch.as_ref()?.mft.get(&(block, position)))
+                .copied()
+            else {
+                continue;
+            };
             self.counters.add(Counter::MftBlocks);
             let modifier = u32::from(position) << 28 | u32::from(block);
             let table = MulticastForwardingTable { port_mask }.emit();
-            self.set(Purpose::SetMft(id, block, position), AttrId::MULTICAST_FORWARDING_TABLE, modifier, &table);
+            self.set(
+                Purpose::SetMft(id, block, position),
+                AttrId::MULTICAST_FORWARDING_TABLE,
+                modifier,
+                &table,
+            );
         }
     }
 
@@ -297,11 +430,23 @@ impl SubnetManager {
         let ok = smp.status() == MadStatus::OK;
         match purpose {
             Purpose::SetPort(id, asked) => {
-                let Some(port) = self.topo.port_mut(id) else { return };
+                let Some(port) = self.topo.port_mut(id) else {
+                    return;
+                };
                 port.busy = false;
-                let Some(info) = PortInfo::parse(&smp.data) else { return };
+                let Some(info) = PortInfo::parse(&smp.data) else {
+                    return;
+                };
                 let before = port.info.replace(info);
-                let progress = before.is_none_or(|b| PortInfo { client_reregister: false, ..b } != PortInfo { client_reregister: false, ..info });
+                let progress = before.is_none_or(|b| {
+                    PortInfo {
+                        client_reregister: false,
+                        ..b
+                    } != PortInfo {
+                        client_reregister: false,
+                        ..info
+                    }
+                });
                 if ok && asked.client_reregister {
                     port.reregister = false;
                     port.fruitless = 0;
@@ -317,27 +462,40 @@ impl SubnetManager {
                 }
             }
             Purpose::SetPKeys(id, block) => {
-                let Some(port) = self.topo.port_mut(id) else { return };
+                let Some(port) = self.topo.port_mut(id) else {
+                    return;
+                };
                 port.busy = false;
                 if let Some(table) = PKeyTable::parse(&smp.data).filter(|_| ok) {
                     let start = usize::from(block) * 32;
-                    port.pkeys.iter_mut().skip(start).zip(table.p_key).for_each(|(slot, key)| *slot = key);
+                    port.pkeys
+                        .iter_mut()
+                        .skip(start)
+                        .zip(table.p_key)
+                        .for_each(|(slot, key)| *slot = key);
                 } else {
                     port.fruitless += 1;
                 }
                 self.advance(now, id);
             }
             Purpose::SetSwitchInfo(id) => {
-                let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else { return };
+                let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else {
+                    return;
+                };
                 switch.busy = false;
                 if let Some(info) = SwitchInfo::parse(&smp.data).filter(|_| ok) {
                     let top = std::mem::replace(&mut switch.info, info).linear_fdb_top;
                     // LIDs were assigned meanwhile.
-                    self.dirty |= info.linear_fdb_top != top && self.lids.top() != info.linear_fdb_top;
+                    self.dirty |=
+                        info.linear_fdb_top != top && self.lids.top() != info.linear_fdb_top;
                 }
             }
             Purpose::SetLft(id, block) => {
-                if let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()).filter(|_| !ok)
+                if let Some(switch) = self
+                    .topo
+                    .node_mut(id)
+                    .and_then(|n| n.switch.as_mut())
+                    .filter(|_| !ok)
                     && let Some(sent) = switch.lft_sent.get_mut(usize::from(block))
                 {
                     // Again with the next sweep.

@@ -4,12 +4,15 @@
 //! [`SubnetManager::settle`] puts to use what was found, and late answers of slow nodes are put to use when they come. So a dead node delays
 //! nobody.
 
-use super::smp::{Purpose, Route, Transaction};
+use super::smp::{Purpose, Transaction};
 use super::topology::{NodeId, PortId};
 use super::{Counter, SubnetManager};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
-use wire::mad::attr::{CapabilityMask, GuidInfo, NodeDescription, NodeInfo, NodeType, Notice, PKeyTable, PortInfo, PortState, SmState};
+use wire::mad::attr::{
+    CapabilityMask, GuidInfo, NodeDescription, NodeInfo, NodeType, Notice, PKeyTable, PortInfo,
+    PortState, SmState,
+};
 use wire::mad::attr::{SmInfo, SwitchInfo, TrapNumber};
 use wire::mad::{AttrId, Smp};
 
@@ -23,7 +26,12 @@ impl SubnetManager {
     pub(super) fn heavy_sweep(&mut self, now: Instant) {
         self.counters.add(Counter::HeavySweeps);
         self.schedule_sweep(now);
-        self.smps.push(Transaction::get(Purpose::Probe(None), AttrId::NODE_INFO, 0, Route::Directed(Vec::new())));
+        self.smps.push(Transaction::get(
+            Purpose::Probe(None),
+            AttrId::NODE_INFO,
+            0,
+            Vec::new(),
+        ));
         self.verify.clear();
         let ids: Vec<NodeId> = self.topo.nodes.keys().copied().collect();
         for id in ids {
@@ -42,8 +50,14 @@ impl SubnetManager {
             if node.switch.is_some() {
                 gets.push((Purpose::SwitchInfo(id), AttrId::SWITCH_INFO, 0));
             } else {
-                let known = node.end_ports().filter(|&p| node.ports.get(usize::from(p)).is_some_and(|p| p.info.is_some()));
-                gets.extend(known.map(|p| (Purpose::PortInfo((id, p)), AttrId::PORT_INFO, u32::from(p))));
+                let known = node.end_ports().filter(|&p| {
+                    node.ports
+                        .get(usize::from(p))
+                        .is_some_and(|p| p.info.is_some())
+                });
+                gets.extend(
+                    known.map(|p| (Purpose::PortInfo((id, p)), AttrId::PORT_INFO, u32::from(p))),
+                );
             }
         }
         for (purpose, attr, modifier) in gets {
@@ -64,7 +78,13 @@ impl SubnetManager {
             .topo
             .nodes
             .iter()
-            .flat_map(|(&id, n)| n.ports.iter().enumerate().filter(|(_, p)| p.silent && p.link.is_none() && p.is_up()).map(move |(p, _)| (id, p as u8)))
+            .flat_map(|(&id, n)| {
+                n.ports
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, p)| p.silent && p.link.is_none() && p.is_up())
+                    .map(move |(p, _)| (id, p as u8))
+            })
             .collect();
         for port in silent {
             self.probe(port);
@@ -72,13 +92,19 @@ impl SubnetManager {
         if self.own_link_down() {
             self.next_retry = Some(now + OWN_PORT_POLL);
             if let Some((id, port)) = self.topo.own {
-                self.get(Purpose::PortInfo((id, port)), AttrId::PORT_INFO, u32::from(port));
+                self.get(
+                    Purpose::PortInfo((id, port)),
+                    AttrId::PORT_INFO,
+                    u32::from(port),
+                );
             }
         }
     }
 
     fn own_link_down(&self) -> bool {
-        let Some(own) = self.topo.own else { return false };
+        let Some(own) = self.topo.own else {
+            return false;
+        };
         own.1 != 0 && self.topo.port(own).is_some_and(|p| p.link.is_none())
     }
 
@@ -89,7 +115,12 @@ impl SubnetManager {
         }
         if self.own_link_down() {
             self.next_retry = Some(now + OWN_PORT_POLL);
-        } else if self.topo.nodes.values().any(|n| n.ports.iter().any(|p| p.silent)) {
+        } else if self
+            .topo
+            .nodes
+            .values()
+            .any(|n| n.ports.iter().any(|p| p.silent))
+        {
             self.next_retry = Some(now + SILENT_RETRY.min(self.config.sweep_interval));
         }
     }
@@ -103,7 +134,11 @@ impl SubnetManager {
                 path.push(*port);
                 Some(path)
             }
-            Purpose::PortInfo(p) | Purpose::PKeys(p, _) | Purpose::Guids(p) | Purpose::AskSm(p) | Purpose::HandOver(p) => topo.path_to(*p),
+            Purpose::PortInfo(p)
+            | Purpose::PKeys(p, _)
+            | Purpose::Guids(p)
+            | Purpose::AskSm(p)
+            | Purpose::HandOver(p) => topo.path_to(*p),
             Purpose::SetPort(p, _) | Purpose::SetPKeys(p, _) => topo.path_to(*p),
             Purpose::Poll => None,
             other => Some(topo.node(other.node()?)?.path.clone()),
@@ -112,12 +147,14 @@ impl SubnetManager {
 
     pub(super) fn get(&mut self, purpose: Purpose, attr: AttrId, modifier: u32) {
         if let Some(path) = Self::route(&self.topo, &purpose) {
-            self.smps.push(Transaction::get(purpose, attr, modifier, Route::Directed(path)));
+            self.smps
+                .push(Transaction::get(purpose, attr, modifier, path));
         }
     }
     pub(super) fn set(&mut self, purpose: Purpose, attr: AttrId, modifier: u32, attribute: &[u8]) {
         if let Some(path) = Self::route(&self.topo, &purpose) {
-            self.smps.push(Transaction::set(purpose, attr, modifier, Route::Directed(path), attribute));
+            self.smps
+                .push(Transaction::set(purpose, attr, modifier, path, attribute));
         }
     }
 
@@ -127,14 +164,19 @@ impl SubnetManager {
 
     /// Reads all of a node.
     fn visit(&mut self, id: NodeId) {
-        let Some(node) = self.topo.node(id) else { return };
+        let Some(node) = self.topo.node(id) else {
+            return;
+        };
         if node.switch.is_some() {
             self.get(Purpose::NodeDescription(id), AttrId::NODE_DESCRIPTION, 0);
             self.get(Purpose::SwitchInfo(id), AttrId::SWITCH_INFO, 0);
             self.read_pkeys((id, 0));
             self.read_ports(id);
         } else {
-            let ports: Vec<u8> = node.end_ports().filter(|&p| self.topo.port((id, p)).is_some_and(|p| p.guid.0 != 0)).collect();
+            let ports: Vec<u8> = node
+                .end_ports()
+                .filter(|&p| self.topo.port((id, p)).is_some_and(|p| p.guid.0 != 0))
+                .collect();
             for port in ports {
                 self.visit_end_port((id, port));
             }
@@ -142,22 +184,38 @@ impl SubnetManager {
     }
 
     fn visit_end_port(&mut self, port: PortId) {
-        self.get(Purpose::PortInfo(port), AttrId::PORT_INFO, u32::from(port.1));
-        self.get(Purpose::NodeDescription(port.0), AttrId::NODE_DESCRIPTION, 0);
+        self.get(
+            Purpose::PortInfo(port),
+            AttrId::PORT_INFO,
+            u32::from(port.1),
+        );
+        self.get(
+            Purpose::NodeDescription(port.0),
+            AttrId::NODE_DESCRIPTION,
+            0,
+        );
         self.read_pkeys(port);
         self.get(Purpose::Guids(port), AttrId::GUID_INFO, 0);
     }
 
     fn read_pkeys(&mut self, port: PortId) {
-        let Some(node) = self.topo.node(port.0) else { return };
+        let Some(node) = self.topo.node(port.0) else {
+            return;
+        };
         for block in 0..node.info.partition_cap.div_ceil(32) {
-            self.get(Purpose::PKeys(port, block), AttrId::P_KEY_TABLE, u32::from(block));
+            self.get(
+                Purpose::PKeys(port, block),
+                AttrId::P_KEY_TABLE,
+                u32::from(block),
+            );
         }
     }
 
     /// Reads all ports of a switch; PortStateChange is cleared first, so that a later change shows.
     pub(super) fn read_ports(&mut self, id: NodeId) {
-        let Some(node) = self.topo.node_mut(id) else { return };
+        let Some(node) = self.topo.node_mut(id) else {
+            return;
+        };
         let Some(switch) = &mut node.switch else {
             self.visit(id);
             return;
@@ -175,9 +233,23 @@ impl SubnetManager {
     }
 
     fn clear_change(&mut self, id: NodeId) {
-        let Some(switch) = self.topo.node(id).and_then(|n| n.switch.as_ref()) else { return };
-        let info = SwitchInfo { port_state_change: true, ..switch.info };
-        self.set(Purpose::ClearChange(id), AttrId::SWITCH_INFO, 0, &info.emit());
+        let Some(switch) = self.topo.node(id).and_then(|n| n.switch.as_ref()) else {
+            return;
+        };
+        let info = SwitchInfo {
+            port_state_change: true,
+            ..switch.info
+        };
+        if self.state != SmState::MASTER {
+            // Only the master may take the sign away.
+            return self.get(Purpose::ClearChange(id), AttrId::SWITCH_INFO, 0);
+        }
+        self.set(
+            Purpose::ClearChange(id),
+            AttrId::SWITCH_INFO,
+            0,
+            &info.emit(),
+        );
     }
 
     /// One answer to a discovery request.
@@ -189,19 +261,27 @@ impl SubnetManager {
                 }
             }
             Purpose::NodeDescription(id) => {
-                if let (Some(node), Some(text)) = (self.topo.node_mut(id), NodeDescription::parse(&smp.data)) {
+                if let (Some(node), Some(text)) =
+                    (self.topo.node_mut(id), NodeDescription::parse(&smp.data))
+                {
                     node.description = text;
                 }
             }
             Purpose::SwitchInfo(id) => self.switch_info(id, smp),
             Purpose::ClearChange(id) => {
-                let Some(node) = self.topo.node_mut(id) else { return };
+                let Some(node) = self.topo.node_mut(id) else {
+                    return;
+                };
                 let ports = node.info.num_ports;
                 if let Some(switch) = &mut node.switch {
                     switch.reading = false;
                 }
                 for port in 0..=ports {
-                    self.get(Purpose::PortInfo((id, port)), AttrId::PORT_INFO, u32::from(port));
+                    self.get(
+                        Purpose::PortInfo((id, port)),
+                        AttrId::PORT_INFO,
+                        u32::from(port),
+                    );
                 }
                 if let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut())
                     && std::mem::take(&mut switch.again)
@@ -216,12 +296,16 @@ impl SubnetManager {
             }
             Purpose::PKeys(port, block) => self.pkeys_read(port, block, smp),
             Purpose::Guids(port) => {
-                if let (Some(port), Some(guids)) = (self.topo.port_mut(port), GuidInfo::parse(&smp.data)) {
+                if let (Some(port), Some(guids)) =
+                    (self.topo.port_mut(port), GuidInfo::parse(&smp.data))
+                {
                     port.guids = guids.guid;
                 }
             }
             Purpose::AskSm(port) => {
-                if let (Some(port), Some(info)) = (self.topo.port_mut(port), SmInfo::parse(&smp.data)) {
+                if let (Some(port), Some(info)) =
+                    (self.topo.port_mut(port), SmInfo::parse(&smp.data))
+                {
                     port.is_sm = Some(info);
                     self.dirty = true;
                 }
@@ -233,23 +317,37 @@ impl SubnetManager {
     fn probed(&mut self, now: Instant, from: Option<PortId>, info: NodeInfo) {
         let is_switch = info.node_type == NodeType::SWITCH;
         let peer_port = info.local_port_num;
-        if info.node_guid.0 == 0 || (!is_switch && !(1..=info.num_ports).contains(&peer_port)) || peer_port > info.num_ports {
+        if info.node_guid.0 == 0
+            || (!is_switch && !(1..=info.num_ports).contains(&peer_port))
+            || peer_port > info.num_ports
+        {
             self.counters.add(Counter::BadSmps);
             return self.nobody_at(now, from);
         }
         if let (Some(from), Some(id)) = (from, self.topo.by_node_guid(info.node_guid)) {
             // The other end seems to be in two places: a cable was moved, or two nodes have one GUID. The old place must fall silent first.
             let old = self.topo.port((id, peer_port)).and_then(|p| p.link);
-            if let Some(old) = old.filter(|old| *old != from && self.topo.port(*old).is_some_and(|p| p.is_up())) {
+            if let Some(old) =
+                old.filter(|old| *old != from && self.topo.port(*old).is_some_and(|p| p.is_up()))
+            {
                 self.counters.add(Counter::DuplicateGuids);
                 self.get(Purpose::PortInfo(old), AttrId::PORT_INFO, u32::from(old.1));
                 return self.nobody_at(now, Some(from));
             }
         }
-        let owner = self.topo.by_port_guid(info.port_guid).filter(|&(id, port)| {
-            let same = self.topo.node(id).is_some_and(|n| n.guid() == info.node_guid) && port == if is_switch { 0 } else { peer_port };
-            !same && (self.topo.own == Some((id, port)) || self.topo.port((id, port)).is_some_and(|p| p.link.is_some()))
-        });
+        let owner = self
+            .topo
+            .by_port_guid(info.port_guid)
+            .filter(|&(id, port)| {
+                let same = self
+                    .topo
+                    .node(id)
+                    .is_some_and(|n| n.guid() == info.node_guid)
+                    && port == if is_switch { 0 } else { peer_port };
+                !same
+                    && (self.topo.own == Some((id, port))
+                        || self.topo.port((id, port)).is_some_and(|p| p.link.is_some()))
+            });
         if owner.is_some() {
             self.counters.add(Counter::DuplicateGuids);
             return self.nobody_at(now, from);
@@ -273,10 +371,18 @@ impl SubnetManager {
         }
         match (is_switch, is_new || first_look) {
             (true, true) => self.visit(id),
-            (true, false) if linked && from.is_some() => self.get(Purpose::PortInfo(peer), AttrId::PORT_INFO, u32::from(peer_port)),
+            (true, false) if linked && from.is_some() => self.get(
+                Purpose::PortInfo(peer),
+                AttrId::PORT_INFO,
+                u32::from(peer_port),
+            ),
             (true, false) => {}
             (false, true) => self.visit_end_port(end_port),
-            (false, false) => self.get(Purpose::PortInfo(end_port), AttrId::PORT_INFO, u32::from(peer_port)),
+            (false, false) => self.get(
+                Purpose::PortInfo(end_port),
+                AttrId::PORT_INFO,
+                u32::from(peer_port),
+            ),
         }
     }
 
@@ -301,15 +407,21 @@ impl SubnetManager {
     }
 
     fn switch_info(&mut self, id: NodeId, smp: &Smp) {
-        let Some(info) = SwitchInfo::parse(&smp.data) else { return };
-        let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else { return };
+        let Some(info) = SwitchInfo::parse(&smp.data) else {
+            return;
+        };
+        let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else {
+            return;
+        };
         let old = std::mem::replace(&mut switch.info, info);
         let first = old.linear_fdb_cap == 0;
         if !first && info.linear_fdb_top != old.linear_fdb_top && !switch.busy {
             self.counters.add(Counter::Resets);
             self.switch_reset(id);
         }
-        let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else { return };
+        let Some(switch) = self.topo.node_mut(id).and_then(|n| n.switch.as_mut()) else {
+            return;
+        };
         if info.linear_fdb_cap == 0 {
             // Without a linear table it cannot be routed through.
             self.counters.add(Counter::BadSmps);
@@ -332,11 +444,15 @@ impl SubnetManager {
 
     pub(super) fn port_info(&mut self, now: Instant, id: PortId, info: PortInfo) {
         let verify = self.verify.contains(&id.0);
-        let Some(port) = self.topo.port_mut(id) else { return };
+        let Some(port) = self.topo.port_mut(id) else {
+            return;
+        };
         let old = port.info.replace(info);
         let (lid, link, announced) = (port.lid, port.link, port.announced);
         let is_end_port = port.guid.0 != 0;
-        let changed = old.is_none_or(|o| o.port_state != info.port_state || o.lid != info.lid || o.mtu_cap != info.mtu_cap);
+        let changed = old.is_none_or(|o| {
+            o.port_state != info.port_state || o.lid != info.lid || o.mtu_cap != info.mtu_cap
+        });
         self.dirty |= changed || verify;
         let was = old.map_or(PortState::NO_CHANGE, |o| o.port_state);
         let fell = was >= PortState::ARMED && info.port_state < PortState::ARMED;
@@ -367,6 +483,11 @@ impl SubnetManager {
             if info.port_state < PortState::INIT {
                 if self.topo.disconnect(id) {
                     self.dirty = true;
+                    // What is under way by that link goes another way at once.
+                    self.topo.walk();
+                    let topo = &self.topo;
+                    self.smps
+                        .reroute(&mut self.out_smp, |purpose| Self::route(topo, purpose));
                     // Whoever was here may be behind a link that was thought a double.
                     self.next_retry = Some(now);
                 }
@@ -380,9 +501,16 @@ impl SubnetManager {
     }
 
     fn pkeys_read(&mut self, port: PortId, block: u16, smp: &Smp) {
-        let Some(table) = PKeyTable::parse(&smp.data) else { return };
-        let capacity = self.topo.node(port.0).map_or(0, |n| usize::from(n.info.partition_cap));
-        let Some(port) = self.topo.port_mut(port) else { return };
+        let Some(table) = PKeyTable::parse(&smp.data) else {
+            return;
+        };
+        let capacity = self
+            .topo
+            .node(port.0)
+            .map_or(0, |n| usize::from(n.info.partition_cap));
+        let Some(port) = self.topo.port_mut(port) else {
+            return;
+        };
         port.pkeys.resize(capacity, wire::PKey(0));
         let start = usize::from(block) * 32;
         for (slot, key) in port.pkeys.iter_mut().skip(start).zip(table.p_key) {
@@ -417,11 +545,15 @@ impl SubnetManager {
         if self.topo.own.is_some_and(|own| own.0 == id) {
             if let Some(node) = self.topo.node_mut(id) {
                 node.ports.iter_mut().for_each(|p| p.busy = false);
-                node.switch.iter_mut().for_each(|s| (s.busy, s.reading) = (false, false));
+                node.switch
+                    .iter_mut()
+                    .for_each(|s| (s.busy, s.reading) = (false, false));
             }
             return;
         }
-        let Some(node) = self.topo.node(id) else { return };
+        let Some(node) = self.topo.node(id) else {
+            return;
+        };
         tracing::warn!(node = %node.guid(), name = %node.description, "node stopped answering");
         self.counters.add(Counter::NodesDropped);
         let peers: Vec<PortId> = node.ports.iter().filter_map(|p| p.link).collect();
@@ -438,10 +570,18 @@ impl SubnetManager {
         if self.state != SmState::MASTER {
             return;
         }
-        let lid = if notice.issuer_lid.is_unicast() { notice.issuer_lid } else { source };
+        let lid = if notice.issuer_lid.is_unicast() {
+            notice.issuer_lid
+        } else {
+            source
+        };
         let Some(port) = self.topo.by_lid(lid) else {
             // Someone that is not known has a LID of this manager's: look everywhere, but not at each trap of a stranger.
-            if self.smps.is_idle() && self.next_sweep.is_some_and(|at| at > now + self.config.sweep_interval / 2) {
+            if self.smps.is_idle()
+                && self
+                    .next_sweep
+                    .is_some_and(|at| at > now + self.config.sweep_interval / 2)
+            {
                 self.next_sweep = Some(now + self.config.sweep_interval / 2);
             }
             return;
@@ -450,8 +590,16 @@ impl SubnetManager {
             _ if !notice.is_generic => {}
             TrapNumber::LINK_STATE_CHANGE => self.read_ports(port.0),
             TrapNumber::CAPABILITY_CHANGE | TrapNumber::SYSTEM_IMAGE_GUID_CHANGE => {
-                self.get(Purpose::NodeDescription(port.0), AttrId::NODE_DESCRIPTION, 0);
-                self.get(Purpose::PortInfo(port), AttrId::PORT_INFO, u32::from(port.1));
+                self.get(
+                    Purpose::NodeDescription(port.0),
+                    AttrId::NODE_DESCRIPTION,
+                    0,
+                );
+                self.get(
+                    Purpose::PortInfo(port),
+                    AttrId::PORT_INFO,
+                    u32::from(port.1),
+                );
             }
             _ => {}
         }

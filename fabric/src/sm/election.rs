@@ -1,6 +1,6 @@
 //! Which of several subnet managers is the master (IBA 14.4.1): the higher priority, then the lower GUID.
 
-use super::smp::{Purpose, Route, Transaction};
+use super::smp::{Purpose, Transaction};
 use super::topology::PortId;
 use super::{Counter, SubnetManager};
 use std::time::Instant;
@@ -19,26 +19,44 @@ impl SubnetManager {
     }
 
     pub(super) fn sm_info(&self) -> SmInfo {
-        SmInfo { guid: self.own_guid(), sm_key: 0, act_count: self.act_count, priority: self.config.sm_priority & 0xf, sm_state: self.state }
+        SmInfo {
+            guid: self.own_guid(),
+            sm_key: 0,
+            act_count: self.act_count,
+            priority: self.config.sm_priority & 0xf,
+            sm_state: self.state,
+        }
     }
 
     fn is_better(&self, other: &SmInfo) -> bool {
         let own = self.sm_info();
-        (other.priority, std::cmp::Reverse(other.guid)) > (own.priority, std::cmp::Reverse(own.guid))
+        (other.priority, std::cmp::Reverse(other.guid))
+            > (own.priority, std::cmp::Reverse(own.guid))
     }
 
     /// Decides on the own state by the managers that were found.
     pub(super) fn elect(&mut self, now: Instant) {
-        let others: Vec<(PortId, SmInfo)> =
-            self.topo.end_ports().filter(|(id, _)| self.topo.own != Some(*id)).filter_map(|(id, p)| Some((id, p.is_sm?))).collect();
-        let master = others.iter().filter(|(_, info)| info.sm_state == SmState::MASTER).max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)));
+        let others: Vec<(PortId, SmInfo)> = self
+            .topo
+            .end_ports()
+            .filter(|(id, _)| self.topo.own != Some(*id))
+            .filter_map(|(id, p)| Some((id, p.is_sm?)))
+            .collect();
+        let master = others
+            .iter()
+            .filter(|(_, info)| info.sm_state == SmState::MASTER)
+            .max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)));
         match (self.state, master) {
             (SmState::DISCOVERING, None) if self.topo.own.is_some() => self.become_master(now),
             // A worse master hands over when it sees this one.
             (SmState::DISCOVERING, Some((port, _))) => self.become_standby(now, *port),
-            (SmState::MASTER, Some((port, info))) if self.is_better(info) => self.become_standby(now, *port),
+            (SmState::MASTER, Some((port, info))) if self.is_better(info) => {
+                self.become_standby(now, *port)
+            }
             (SmState::MASTER, None) => {
-                let heir = others.iter().find(|(_, info)| info.sm_state == SmState::STANDBY && self.is_better(info));
+                let heir = others
+                    .iter()
+                    .find(|(_, info)| info.sm_state == SmState::STANDBY && self.is_better(info));
                 if let Some(&(port, _)) = heir {
                     let own = self.sm_info().emit();
                     self.set(Purpose::HandOver(port), AttrId::SM_INFO, HANDOVER, &own);
@@ -54,6 +72,16 @@ impl SubnetManager {
         self.master = None;
         self.next_poll = None;
         self.next_sweep = Some(now + self.config.sweep_interval);
+        // PortStateChange was left set until now.
+        let changed = self
+            .topo
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.switch.as_ref().is_some_and(|s| s.info.port_state_change))
+            .map(|(id, _)| *id);
+        for id in changed.collect::<Vec<_>>() {
+            self.read_ports(id);
+        }
     }
 
     fn become_standby(&mut self, now: Instant, master: PortId) {
@@ -91,7 +119,10 @@ impl SubnetManager {
         self.next_poll = Some(now + self.config.poll_interval);
         let path = self.master.and_then(|m| self.topo.path_to(m));
         match path {
-            Some(path) if self.smps.is_idle() => self.smps.push(Transaction::get(Purpose::Poll, AttrId::SM_INFO, 0, Route::Directed(path))),
+            Some(path) if self.smps.is_idle() => {
+                self.smps
+                    .push(Transaction::get(Purpose::Poll, AttrId::SM_INFO, 0, path))
+            }
             Some(_) => {}
             None => self.rediscover(now),
         }
@@ -125,7 +156,8 @@ impl SubnetManager {
         let mut response = request.response(status);
         response.data = [0; 64];
         let response = response.with_data(&self.sm_info().emit());
-        self.out_smp.push_back(super::smp::send_smp(response, source));
+        self.out_smp
+            .push_back(super::smp::send_smp(response, source));
         if hand_over {
             self.rediscover(now);
             // The giver says so itself, whatever its SMInfo still says.

@@ -15,7 +15,7 @@ pub(super) struct LidTable {
 const LAST: u16 = 0xbfff;
 
 impl LidTable {
-    pub fn new(saved: &[(Guid, Lid)]) -> Self {
+    pub(super) fn new(saved: &[(Guid, Lid)]) -> Self {
         let mut table = LidTable::default();
         for &(guid, lid) in saved {
             table.take(guid, lid);
@@ -24,7 +24,9 @@ impl LidTable {
     }
 
     fn take(&mut self, guid: Guid, lid: Lid) -> bool {
-        let free = lid.is_unicast() && !self.by_lid.contains_key(&lid) && !self.by_guid.contains_key(&guid);
+        let free = lid.is_unicast()
+            && !self.by_lid.contains_key(&lid)
+            && !self.by_guid.contains_key(&guid);
         if free {
             self.by_guid.insert(guid, lid);
             self.by_lid.insert(lid, guid);
@@ -35,7 +37,12 @@ impl LidTable {
 
     /// The LID of a port: the one it had, else the one that it says it has, else a free one. `present` tells whether a port is there; LIDs of
     /// absent ones are given away when no other is left.
-    pub fn assign(&mut self, guid: Guid, current: Lid, present: impl Fn(Guid) -> bool) -> Option<Lid> {
+    pub(super) fn assign(
+        &mut self,
+        guid: Guid,
+        current: Lid,
+        present: impl Fn(Guid) -> bool,
+    ) -> Option<Lid> {
         if let Some(&lid) = self.by_guid.get(&guid) {
             return Some(lid);
         }
@@ -48,18 +55,23 @@ impl LidTable {
                 return Some(Lid(self.next));
             }
         }
-        let absent = self.by_guid.keys().copied().filter(|g| !present(*g)).min()?;
+        let absent = self
+            .by_guid
+            .keys()
+            .copied()
+            .filter(|g| !present(*g))
+            .min()?;
         let lid = self.by_guid.remove(&absent)?;
         self.by_lid.remove(&lid);
         self.take(guid, lid).then_some(lid)
     }
 
     /// The highest LID ever given.
-    pub fn top(&self) -> u16 {
+    pub(super) fn top(&self) -> u16 {
         self.top
     }
 
-    pub fn entries(&self) -> Vec<(Guid, Lid)> {
+    pub(super) fn entries(&self) -> Vec<(Guid, Lid)> {
         let mut entries: Vec<_> = self.by_guid.iter().map(|(g, l)| (*g, *l)).collect();
         entries.sort_by_key(|(_, lid)| *lid);
         entries
@@ -72,10 +84,23 @@ mod tests {
 
     #[test]
     fn a_port_keeps_its_lid() {
-        let mut table = LidTable::new(&[(Guid(7), Lid(5)), (Guid(8), Lid(5)), (Guid(9), Lid(0xc000))]);
-        assert_eq!(table.assign(Guid(7), Lid(9), |_| true), Some(Lid(5)), "the saved one");
-        assert_eq!(table.assign(Guid(1), Lid(5), |_| true), Some(Lid(1)), "another's is not taken");
-        assert_eq!(table.assign(Guid(2), Lid(40), |_| true), Some(Lid(40)), "the one it has");
+        let mut table =
+            LidTable::new(&[(Guid(7), Lid(5)), (Guid(8), Lid(5)), (Guid(9), Lid(0xc000))]);
+        assert_eq!(
+            table.assign(Guid(7), Lid(9), |_| true),
+            Some(Lid(5)),
+            "the saved one"
+        );
+        assert_eq!(
+            table.assign(Guid(1), Lid(5), |_| true),
+            Some(Lid(1)),
+            "another's is not taken"
+        );
+        assert_eq!(
+            table.assign(Guid(2), Lid(40), |_| true),
+            Some(Lid(40)),
+            "the one it has"
+        );
         assert_eq!(table.assign(Guid(3), Lid(0), |_| true), Some(Lid(2)));
         assert_eq!(table.entries().len(), 4);
     }
@@ -87,6 +112,9 @@ mod tests {
             assert!(table.assign(Guid(guid), Lid(0), |_| true).is_some());
         }
         assert_eq!(table.assign(Guid(0x10_0000), Lid(0), |_| true), None);
-        assert_eq!(table.assign(Guid(0x10_0000), Lid(0), |g| g != Guid(77)), Some(Lid(77)));
+        assert_eq!(
+            table.assign(Guid(0x10_0000), Lid(0), |g| g != Guid(77)),
+            Some(Lid(77))
+        );
     }
 }

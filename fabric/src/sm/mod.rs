@@ -29,12 +29,15 @@ use lids::LidTable;
 use routing::Routing;
 use smp::{Purpose, SmpQueue};
 use std::collections::{BTreeSet, HashSet, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use topology::{NodeId, PortId, Topology};
 use verbs::{MadReceived, MadSend};
 use wire::mad::attr::{Notice, SmState};
 use wire::mad::{AttrId, MadStatus, Method, MgmtClass, Smp};
 use wire::{Guid, Lid, Qpn};
+
+/// What was found is put to use when no request is on the way, or nothing was answered for so long: who is alive answers sooner.
+const QUIET: Duration = Duration::from_millis(5);
 
 /// Subnet manager and SA of one subnet.
 ///
@@ -65,6 +68,10 @@ pub struct SubnetManager {
     next_sweep: Option<Instant>,
     next_retry: Option<Instant>,
     next_poll: Option<Instant>,
+    /// When to put to use what was found, though answers are missing.
+    next_settle: Option<Instant>,
+    /// A discovery request was answered since.
+    progress: bool,
     now: Option<Instant>,
     out_smp: VecDeque<MadSend>,
 }
@@ -79,7 +86,12 @@ impl SubnetManager {
             topo: Topology::default(),
             lids: LidTable::new(&config.lid_map),
             routing: Routing::default(),
-            smps: SmpQueue::new(first_tid, config.smp_window, config.smp_timeout, config.smp_retries),
+            smps: SmpQueue::new(
+                first_tid,
+                config.smp_window,
+                config.smp_timeout,
+                config.smp_retries,
+            ),
             sa: sa::Sa::new(&config, first_tid),
             counters: Counters::default(),
             started: false,
@@ -92,6 +104,8 @@ impl SubnetManager {
             next_sweep: None,
             next_retry: None,
             next_poll: None,
+            next_settle: None,
+            progress: false,
             now: None,
             out_smp: VecDeque::new(),
             config,
@@ -107,8 +121,18 @@ impl SubnetManager {
             Qpn::GSI if self.state == SmState::MASTER => {
                 // Collecting them costs a walk over all ports.
                 let wants_sms = mad.mad[16..18] == AttrId::SM_INFO_RECORD.0.to_be_bytes();
-                let sm = if wants_sms { self.sm_infos() } else { Vec::new() };
-                let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm };
+                let sm = if wants_sms {
+                    self.sm_infos()
+                } else {
+                    Vec::new()
+                };
+                let view = sa::Subnet {
+                    topo: &self.topo,
+                    routing: &self.routing,
+                    config: &self.config,
+                    counters: &self.counters,
+                    sm,
+                };
                 self.sa.handle(now, &view, &mad);
             }
             _ => self.counters.add(Counter::Ignored),
@@ -125,7 +149,11 @@ impl SubnetManager {
             if port == 0 {
                 self.read_ports(id);
             } else {
-                self.get(Purpose::PortInfo((id, port)), AttrId::PORT_INFO, u32::from(port));
+                self.get(
+                    Purpose::PortInfo((id, port)),
+                    AttrId::PORT_INFO,
+                    u32::from(port),
+                );
             }
         }
         self.after(now);
@@ -135,24 +163,36 @@ impl SubnetManager {
     pub fn reconfigure(&mut self, now: Instant, config: SmConfig) {
         self.now = Some(now);
         self.config = config;
-        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        let view = sa::Subnet {
+            topo: &self.topo,
+            routing: &self.routing,
+            config: &self.config,
+            counters: &self.counters,
+            sm: Vec::new(),
+        };
         self.sa.reconfigure(now, &view);
         self.dirty = true;
         self.after(now);
     }
 
     fn handle_smp(&mut self, now: Instant, mad: &MadReceived) {
-        let Some(smp) = Smp::parse(&mad.mad[..]).filter(|s| s.header.mgmt_class.is_smp() && s.header.base_version == 1) else {
+        let Some(smp) = Smp::parse(&mad.mad[..])
+            .filter(|s| s.header.mgmt_class.is_smp() && s.header.base_version == 1)
+        else {
             return self.counters.add(Counter::BadSmps);
         };
         match smp.header.method {
             Method::GET_RESP => self.answered(now, &smp),
-            Method::GET | Method::SET if smp.header.attr_id == AttrId::SM_INFO => self.sm_info_request(now, mad.slid, &smp),
+            Method::GET | Method::SET if smp.header.attr_id == AttrId::SM_INFO => {
+                self.sm_info_request(now, mad.slid, &smp)
+            }
             Method::TRAP if smp.header.mgmt_class == MgmtClass::SUBN_LID => {
                 // An SMP has no room for the issuer's GID, which the SMA leaves out.
                 let mut bytes = [0; Notice::LEN];
                 bytes[..64].copy_from_slice(&smp.data);
-                let Some(notice) = Notice::parse(&bytes) else { return };
+                let Some(notice) = Notice::parse(&bytes) else {
+                    return;
+                };
                 let mut answer = smp;
                 answer.header.method = Method::TRAP_REPRESS;
                 answer.header.status = MadStatus::OK;
@@ -179,6 +219,7 @@ impl SubnetManager {
             // The write-back of PortStateChange may be refused; the ports are read anyway.
             p @ Purpose::ClearChange(_) => self.discovered(now, p, smp),
             p if p.discovers() => {
+                self.progress = true;
                 if smp.status() == MadStatus::OK {
                     self.discovered(now, p, smp);
                 } else if let Purpose::Probe(from) = p {
@@ -191,8 +232,13 @@ impl SubnetManager {
 
     /// What follows from whatever was just handled.
     fn after(&mut self, now: Instant) {
-        if self.dirty && self.smps.discovery_settled() {
+        if !self.dirty {
+            self.next_settle = None;
+        } else if self.smps.discovery_settled() || self.next_settle.is_some_and(|at| at <= now) {
+            self.next_settle = None;
             self.settle(now);
+        } else if std::mem::take(&mut self.progress) || self.next_settle.is_none() {
+            self.next_settle = Some(now + QUIET);
         }
         if !self.armed.is_empty() {
             self.advance_armed(now);
@@ -229,7 +275,17 @@ impl SubnetManager {
 
     /// When to call [`Self::handle_timeout`]; `None` before its first call, which is due at once.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.smps.poll_timeout(), self.next_sweep, self.next_retry, self.next_poll, self.sa.poll_timeout()].into_iter().flatten().min()
+        [
+            self.smps.poll_timeout(),
+            self.next_sweep,
+            self.next_retry,
+            self.next_poll,
+            self.next_settle,
+            self.sa.poll_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Does what is due. The first call starts the manager.
@@ -240,7 +296,9 @@ impl SubnetManager {
             self.heavy_sweep(now);
         }
         let topo = &self.topo;
-        let failed = self.smps.handle_timeout(now, &mut self.out_smp, |purpose| Self::route(topo, purpose));
+        let failed = self
+            .smps
+            .handle_timeout(now, &mut self.out_smp, |purpose| Self::route(topo, purpose));
         for transaction in failed {
             self.failed(now, transaction.purpose);
         }
@@ -263,13 +321,25 @@ impl SubnetManager {
 
     /// A port is of use to its peers.
     fn port_up(&mut self, now: Instant, id: PortId) {
-        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        let view = sa::Subnet {
+            topo: &self.topo,
+            routing: &self.routing,
+            config: &self.config,
+            counters: &self.counters,
+            sm: Vec::new(),
+        };
         self.sa.port_up(now, &view, id);
     }
 
     /// A port is gone: everything that it had registered goes with it.
     fn port_gone(&mut self, now: Instant, id: PortId) {
-        let view = sa::Subnet { topo: &self.topo, routing: &self.routing, config: &self.config, counters: &self.counters, sm: Vec::new() };
+        let view = sa::Subnet {
+            topo: &self.topo,
+            routing: &self.routing,
+            config: &self.config,
+            counters: &self.counters,
+            sm: Vec::new(),
+        };
         self.sa.port_gone(now, &view, id);
     }
 

@@ -20,7 +20,10 @@ impl SmPort {
     ///
     /// # Errors
     /// Another subnet manager is at this port, or the port is gone.
-    pub fn bind(port: &dyn ManagementPort, sink: ControlSink<MadReceived>) -> Result<Self, VerbsError> {
+    pub fn bind(
+        port: &dyn ManagementPort,
+        sink: ControlSink<MadReceived>,
+    ) -> Result<Self, VerbsError> {
         let sink = Arc::new(sink);
         let handler = |sink: Arc<ControlSink<MadReceived>>| {
             Arc::new(move |mad: MadReceived| {
@@ -36,12 +39,21 @@ impl SmPort {
     /// Sends all that the manager has to send.
     pub fn pump(&self, sm: &mut SubnetManager) {
         while let Some(mad) = sm.poll_transmit() {
-            if mad.remote_qpn == Qpn::SMI { self.smi.send(mad) } else { self.gsi.send(mad) }
+            if mad.remote_qpn == Qpn::SMI {
+                self.smi.send(mad)
+            } else {
+                self.gsi.send(mad)
+            }
         }
     }
 
     /// One turn of the manager's thread: everything that arrived, whatever is due, and what follows.
-    pub fn turn(&self, now: Instant, sm: &mut SubnetManager, arrived: impl IntoIterator<Item = MadReceived>) {
+    pub fn turn(
+        &self,
+        now: Instant,
+        sm: &mut SubnetManager,
+        arrived: impl IntoIterator<Item = MadReceived>,
+    ) {
         arrived.into_iter().for_each(|mad| sm.handle_mad(now, mad));
         if sm.is_due(now) {
             sm.handle_timeout(now);

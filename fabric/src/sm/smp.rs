@@ -38,59 +38,93 @@ pub(super) enum Purpose {
 
 impl Purpose {
     /// The node that shall answer, if it is known.
-    pub fn node(&self) -> Option<NodeId> {
+    pub(super) fn node(&self) -> Option<NodeId> {
         match self {
             Purpose::Probe(_) | Purpose::Poll => None,
-            Purpose::NodeDescription(n) | Purpose::SwitchInfo(n) | Purpose::ClearChange(n) | Purpose::SetSwitchInfo(n) => Some(*n),
+            Purpose::NodeDescription(n)
+            | Purpose::SwitchInfo(n)
+            | Purpose::ClearChange(n)
+            | Purpose::SetSwitchInfo(n) => Some(*n),
             Purpose::SetLft(n, _) | Purpose::SetMft(n, ..) => Some(*n),
-            Purpose::PortInfo(p) | Purpose::PKeys(p, _) | Purpose::Guids(p) | Purpose::AskSm(p) | Purpose::HandOver(p) => Some(p.0),
+            Purpose::PortInfo(p)
+            | Purpose::PKeys(p, _)
+            | Purpose::Guids(p)
+            | Purpose::AskSm(p)
+            | Purpose::HandOver(p) => Some(p.0),
             Purpose::SetPort(p, _) | Purpose::SetPKeys(p, _) => Some(p.0),
         }
     }
     /// Reads the topology: what is found is put to use when these are done.
-    pub fn discovers(&self) -> bool {
-        matches!(self, Purpose::Probe(_) | Purpose::NodeDescription(_) | Purpose::SwitchInfo(_) | Purpose::ClearChange(_) | Purpose::AskSm(_))
-            || matches!(self, Purpose::PortInfo(_) | Purpose::PKeys(..) | Purpose::Guids(_))
+    pub(super) fn discovers(&self) -> bool {
+        matches!(
+            self,
+            Purpose::Probe(_)
+                | Purpose::NodeDescription(_)
+                | Purpose::SwitchInfo(_)
+                | Purpose::ClearChange(_)
+                | Purpose::AskSm(_)
+        ) || matches!(
+            self,
+            Purpose::PortInfo(_) | Purpose::PKeys(..) | Purpose::Guids(_)
+        )
     }
 }
 
 /// A request.
 #[derive(Clone, Debug)]
 pub(super) struct Transaction {
-    pub purpose: Purpose,
+    pub(super) purpose: Purpose,
     method: Method,
     attr_id: AttrId,
     attr_mod: u32,
     data: [u8; 64],
-    route: Route,
+    /// Ports to leave by.
+    route: Vec<u8>,
     attempts: u8,
 }
 
-/// How a request goes.
-#[derive(Clone, Debug)]
-pub(super) enum Route {
-    Directed(Vec<u8>),
-    Lid(Lid),
-}
-
 impl Transaction {
-    pub fn get(purpose: Purpose, attr_id: AttrId, attr_mod: u32, route: Route) -> Self {
-        Transaction { purpose, method: Method::GET, attr_id, attr_mod, data: [0; 64], route, attempts: 0 }
+    pub(super) fn get(purpose: Purpose, attr_id: AttrId, attr_mod: u32, route: Vec<u8>) -> Self {
+        Transaction {
+            purpose,
+            method: Method::GET,
+            attr_id,
+            attr_mod,
+            data: [0; 64],
+            route,
+            attempts: 0,
+        }
     }
-    pub fn set(purpose: Purpose, attr_id: AttrId, attr_mod: u32, route: Route, attribute: &[u8]) -> Self {
+    pub(super) fn set(
+        purpose: Purpose,
+        attr_id: AttrId,
+        attr_mod: u32,
+        route: Vec<u8>,
+        attribute: &[u8],
+    ) -> Self {
         let mut data = [0; 64];
         let n = attribute.len().min(64);
         data[..n].copy_from_slice(&attribute[..n]);
-        Transaction { purpose, method: Method::SET, attr_id, attr_mod, data, route, attempts: 0 }
+        Transaction {
+            purpose,
+            method: Method::SET,
+            attr_id,
+            attr_mod,
+            data,
+            route,
+            attempts: 0,
+        }
     }
 
     fn emit(&self, tid: u32) -> MadSend {
-        let tid = u64::from(tid);
-        let (smp, dlid) = match &self.route {
-            Route::Directed(path) => (Smp::directed(self.method, self.attr_id, self.attr_mod, tid, path), Lid::PERMISSIVE),
-            Route::Lid(lid) => (Smp::lid_routed(self.method, self.attr_id, self.attr_mod, tid), *lid),
-        };
-        send_smp(smp.with_data(&self.data), dlid)
+        let smp = Smp::directed(
+            self.method,
+            self.attr_id,
+            self.attr_mod,
+            tid.into(),
+            &self.route,
+        );
+        send_smp(smp.with_data(&self.data), Lid::PERMISSIVE)
     }
 }
 
@@ -126,7 +160,7 @@ pub(super) struct SmpQueue {
 }
 
 impl SmpQueue {
-    pub fn new(first_tid: u32, window: usize, timeout: Duration, retries: u8) -> Self {
+    pub(super) fn new(first_tid: u32, window: usize, timeout: Duration, retries: u8) -> Self {
         SmpQueue {
             waiting: VecDeque::new(),
             in_flight: HashMap::new(),
@@ -150,30 +184,33 @@ impl SmpQueue {
         }
     }
 
-    pub fn push(&mut self, transaction: Transaction) {
+    pub(super) fn push(&mut self, transaction: Transaction) {
         self.count(&transaction, true);
         self.waiting.push_back(transaction);
     }
 
     /// No discovery request is on the way for the first time: what is missing may be missing for long.
-    pub fn discovery_settled(&self) -> bool {
+    pub(super) fn discovery_settled(&self) -> bool {
         self.fresh == 0
     }
     /// The same of forwarding tables.
-    pub fn lft_settled(&self) -> bool {
+    pub(super) fn lft_settled(&self) -> bool {
         self.fresh_lft == 0
     }
     /// Nothing at all is on the way.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.waiting.is_empty()
     }
 
     /// The next request that may go out now.
-    pub fn poll(&mut self, now: Instant) -> Option<MadSend> {
+    pub(super) fn poll(&mut self, now: Instant) -> Option<MadSend> {
         while self.in_flight.len() < self.window {
             let transaction = self.waiting.pop_front()?;
             if transaction.attempts == 0
-                && let Some(parked) = transaction.purpose.node().and_then(|n| self.suspects.get_mut(&n))
+                && let Some(parked) = transaction
+                    .purpose
+                    .node()
+                    .and_then(|n| self.suspects.get_mut(&n))
             {
                 parked.push(transaction.clone());
                 self.count(&transaction, false);
@@ -196,7 +233,7 @@ impl SmpQueue {
     }
 
     /// The request that an answer belongs to, if the answer is for it.
-    pub fn complete(&mut self, smp: &Smp) -> Option<Transaction> {
+    pub(super) fn complete(&mut self, smp: &Smp) -> Option<Transaction> {
         let tid = smp.header.tid as u32;
         let (_, t) = self.in_flight.get(&tid)?;
         if t.attr_id != smp.header.attr_id || t.attr_mod != smp.header.attr_mod {
@@ -207,7 +244,11 @@ impl SmpQueue {
         if transaction.attempts == 0 {
             self.count(&transaction, false);
         }
-        if let Some(parked) = transaction.purpose.node().and_then(|n| self.suspects.remove(&n)) {
+        if let Some(parked) = transaction
+            .purpose
+            .node()
+            .and_then(|n| self.suspects.remove(&n))
+        {
             for mut t in parked {
                 t.attempts = 0;
                 self.push(t);
@@ -216,12 +257,12 @@ impl SmpQueue {
         Some(transaction)
     }
 
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
     /// Repeats what timed out; gives back what failed for good.
-    pub fn handle_timeout(
+    pub(super) fn handle_timeout(
         &mut self,
         now: Instant,
         out: &mut VecDeque<MadSend>,
@@ -232,7 +273,9 @@ impl SmpQueue {
             && at <= now
         {
             self.deadlines.remove(&(at, tid));
-            let Some((_, mut transaction)) = self.in_flight.remove(&tid) else { continue };
+            let Some((_, mut transaction)) = self.in_flight.remove(&tid) else {
+                continue;
+            };
             if transaction.attempts == 0 {
                 self.count(&transaction, false);
             }
@@ -257,8 +300,8 @@ impl SmpQueue {
                 }
             }
             // The way may have changed since.
-            if let (Route::Directed(path), Some(now)) = (&mut transaction.route, route(&transaction.purpose)) {
-                *path = now;
+            if let Some(route) = route(&transaction.purpose) {
+                transaction.route = route;
             }
             let mad = self.launch(now, tid, transaction);
             out.push_back(mad);
@@ -266,16 +309,43 @@ impl SmpQueue {
         failed
     }
 
+    /// Sends again at once what is on a way that is no longer right.
+    pub(super) fn reroute(
+        &mut self,
+        out: &mut VecDeque<MadSend>,
+        route: impl Fn(&Purpose) -> Option<Vec<u8>>,
+    ) {
+        let in_flight = self
+            .in_flight
+            .iter_mut()
+            .map(|(tid, (_, t))| (Some(*tid), t));
+        for (tid, transaction) in in_flight.chain(self.waiting.iter_mut().map(|t| (None, t))) {
+            if let Some(now) = route(&transaction.purpose)
+                && transaction.route != now
+            {
+                transaction.route = now;
+                out.extend(tid.map(|tid| transaction.emit(tid)));
+            }
+        }
+    }
+
     /// Forgets all requests to nodes that are gone.
-    pub fn retain_nodes(&mut self, gone: &HashSet<NodeId>) {
+    pub(super) fn retain_nodes(&mut self, gone: &HashSet<NodeId>) {
         let keep = |t: &Transaction| t.purpose.node().is_none_or(|n| !gone.contains(&n));
         self.suspects.retain(|n, _| !gone.contains(n));
-        let (kept, dropped): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting).into_iter().partition(keep);
+        let (kept, dropped): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(keep);
         self.waiting = kept;
         for t in dropped {
             self.count(&t, false);
         }
-        let tids: Vec<u32> = self.in_flight.iter().filter(|(_, (_, t))| !keep(t)).map(|(tid, _)| *tid).collect();
+        let tids: Vec<u32> = self
+            .in_flight
+            .iter()
+            .filter(|(_, (_, t))| !keep(t))
+            .map(|(tid, _)| *tid)
+            .collect();
         for tid in tids {
             if let Some((at, t)) = self.in_flight.remove(&tid) {
                 self.deadlines.remove(&(at, tid));
@@ -287,7 +357,7 @@ impl SmpQueue {
     }
 
     /// Forgets everything.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         let next = self.next_tid;
         *self = SmpQueue::new(next, self.window, self.timeout, self.retries);
     }

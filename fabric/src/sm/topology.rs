@@ -5,7 +5,9 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use wire::mad::MAX_HOPS;
-use wire::mad::attr::{CapabilityMask, NodeDescription, NodeInfo, NodeType, PortInfo, PortState, SwitchInfo};
+use wire::mad::attr::{
+    CapabilityMask, NodeDescription, NodeInfo, NodeType, PortInfo, PortState, SwitchInfo,
+};
 use wire::{Gid, Guid, Lid, MtuCode, PKey, RateCode};
 
 /// Names a node as long as the manager runs; never used again for another.
@@ -19,63 +21,63 @@ pub(super) type PortId = (NodeId, u8);
 #[derive(Debug, Default)]
 pub(super) struct PortData {
     /// GUID of an end port (a CA port, or port 0 of a switch); zero for other ports of switches.
-    pub guid: Guid,
+    pub(super) guid: Guid,
     /// As the port said last.
-    pub info: Option<PortInfo>,
+    pub(super) info: Option<PortInfo>,
     /// The other end.
-    pub link: Option<PortId>,
+    pub(super) link: Option<PortId>,
     /// Nobody answered behind this port: asked again from time to time.
-    pub silent: bool,
+    pub(super) silent: bool,
     /// P_Key table as the port said last.
-    pub pkeys: Vec<PKey>,
+    pub(super) pkeys: Vec<PKey>,
     /// First block of GUIDInfo.
-    pub guids: [Guid; 8],
+    pub(super) guids: [Guid; 8],
     /// The LID that the manager gave; unset while it has not.
-    pub lid: Lid,
+    pub(super) lid: Lid,
     /// Subscribers were told that the GID is in service.
-    pub announced: bool,
+    pub(super) announced: bool,
     /// The port must be told to register everything again.
-    pub reregister: bool,
+    pub(super) reregister: bool,
     /// A Set is on the way.
-    pub busy: bool,
+    pub(super) busy: bool,
     /// Sets that changed nothing; bounds the attempts at a port that does not obey.
-    pub fruitless: u8,
+    pub(super) fruitless: u8,
     /// What another subnet manager at this port said: GUID, priority, state.
-    pub is_sm: Option<wire::mad::attr::SmInfo>,
+    pub(super) is_sm: Option<wire::mad::attr::SmInfo>,
 }
 
 /// What is known of a switch beyond its ports.
 #[derive(Debug, Default)]
 pub(super) struct SwitchData {
-    pub info: SwitchInfo,
+    pub(super) info: SwitchInfo,
     /// Wanted forwarding table, by LID.
-    pub lft: Vec<u8>,
+    pub(super) lft: Vec<u8>,
     /// Blocks of it as they were sent last.
-    pub lft_sent: Vec<Option<[u8; 64]>>,
+    pub(super) lft_sent: Vec<Option<[u8; 64]>>,
     /// Wanted multicast table, by block and position.
-    pub mft: BTreeMap<(u16, u8), [u16; 32]>,
+    pub(super) mft: BTreeMap<(u16, u8), [u16; 32]>,
     /// Port states are being read.
-    pub reading: bool,
+    pub(super) reading: bool,
     /// Something changed meanwhile: read again.
-    pub again: bool,
+    pub(super) again: bool,
     /// A Set(SwitchInfo) is on the way.
-    pub busy: bool,
+    pub(super) busy: bool,
 }
 
 /// One node.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub info: NodeInfo,
-    pub description: NodeDescription,
-    pub switch: Option<SwitchData>,
+    pub(super) info: NodeInfo,
+    pub(super) description: NodeDescription,
+    pub(super) switch: Option<SwitchData>,
     /// By port number.
-    pub ports: Vec<PortData>,
+    pub(super) ports: Vec<PortData>,
     /// Ports to leave by on the way from the manager.
-    pub path: Vec<u8>,
+    pub(super) path: Vec<u8>,
 }
 
 impl Node {
-    pub fn new(info: NodeInfo) -> Self {
+    pub(super) fn new(info: NodeInfo) -> Self {
         let is_switch = info.node_type == NodeType::SWITCH;
         Node {
             description: NodeDescription::default(),
@@ -85,15 +87,19 @@ impl Node {
             info,
         }
     }
-    pub fn guid(&self) -> Guid {
+    pub(super) fn guid(&self) -> Guid {
         self.info.node_guid
     }
     /// Numbers of the ports that have LIDs.
-    pub fn end_ports(&self) -> impl Iterator<Item = u8> + use<> {
-        if self.switch.is_some() { 0..=0 } else { 1..=self.info.num_ports }
+    pub(super) fn end_ports(&self) -> impl Iterator<Item = u8> + use<> {
+        if self.switch.is_some() {
+            0..=0
+        } else {
+            1..=self.info.num_ports
+        }
     }
     /// Numbers of the ports with links.
-    pub fn external_ports(&self) -> impl Iterator<Item = u8> + use<> {
+    pub(super) fn external_ports(&self) -> impl Iterator<Item = u8> + use<> {
         1..=self.info.num_ports
     }
 }
@@ -101,54 +107,61 @@ impl Node {
 /// The subnet.
 #[derive(Debug, Default)]
 pub(super) struct Topology {
-    pub nodes: BTreeMap<NodeId, Node>,
+    pub(super) nodes: BTreeMap<NodeId, Node>,
     by_guid: HashMap<Guid, NodeId>,
     by_port_guid: HashMap<Guid, PortId>,
     by_lid: HashMap<Lid, PortId>,
     /// The manager's own port.
-    pub own: Option<PortId>,
+    pub(super) own: Option<PortId>,
     next: u32,
 }
 
 impl Topology {
-    pub fn node(&self, id: NodeId) -> Option<&Node> {
+    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(&id)
     }
-    pub fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+    pub(super) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
         self.nodes.get_mut(&id)
     }
-    pub fn port(&self, (id, port): PortId) -> Option<&PortData> {
+    pub(super) fn port(&self, (id, port): PortId) -> Option<&PortData> {
         self.nodes.get(&id)?.ports.get(usize::from(port))
     }
-    pub fn port_mut(&mut self, (id, port): PortId) -> Option<&mut PortData> {
+    pub(super) fn port_mut(&mut self, (id, port): PortId) -> Option<&mut PortData> {
         self.nodes.get_mut(&id)?.ports.get_mut(usize::from(port))
     }
-    pub fn by_node_guid(&self, guid: Guid) -> Option<NodeId> {
+    pub(super) fn by_node_guid(&self, guid: Guid) -> Option<NodeId> {
         self.by_guid.get(&guid).copied()
     }
-    pub fn by_port_guid(&self, guid: Guid) -> Option<PortId> {
+    pub(super) fn by_port_guid(&self, guid: Guid) -> Option<PortId> {
         self.by_port_guid.get(&guid).copied()
     }
-    pub fn by_lid(&self, lid: Lid) -> Option<PortId> {
+    pub(super) fn by_lid(&self, lid: Lid) -> Option<PortId> {
         self.by_lid.get(&lid).copied()
     }
-    pub fn own_port(&self) -> Option<&PortData> {
+    pub(super) fn own_port(&self) -> Option<&PortData> {
         self.port(self.own?)
     }
     /// LID of the manager's own end port.
-    pub fn own_lid(&self) -> Lid {
+    pub(super) fn own_lid(&self) -> Lid {
         self.own_port().map_or(Lid::UNSET, |p| p.lid)
     }
     /// All end ports with what is known of them.
-    pub fn end_ports(&self) -> impl Iterator<Item = (PortId, &PortData)> {
-        self.nodes.iter().flat_map(|(&id, node)| node.end_ports().filter_map(move |p| Some(((id, p), node.ports.get(usize::from(p))?))))
+    pub(super) fn end_ports(&self) -> impl Iterator<Item = (PortId, &PortData)> {
+        self.nodes.iter().flat_map(|(&id, node)| {
+            node.end_ports()
+                .filter_map(move |p| Some(((id, p), node.ports.get(usize::from(p))?)))
+        })
     }
 
     /// The node with this NodeInfo, new or known; the port that it names becomes known.
-    pub fn add(&mut self, info: NodeInfo) -> (NodeId, bool) {
+    pub(super) fn add(&mut self, info: NodeInfo) -> (NodeId, bool) {
         let known = self.by_guid.get(&info.node_guid).copied();
         // A node that says to be something else than before is another one.
-        let known = known.filter(|id| self.nodes.get(id).is_some_and(|n| n.info.node_type == info.node_type && n.info.num_ports == info.num_ports));
+        let known = known.filter(|id| {
+            self.nodes.get(id).is_some_and(|n| {
+                n.info.node_type == info.node_type && n.info.num_ports == info.num_ports
+            })
+        });
         let id = known.unwrap_or_else(|| {
             self.next += 1;
             let id = NodeId(self.next);
@@ -156,7 +169,11 @@ impl Topology {
             self.by_guid.insert(info.node_guid, id);
             id
         });
-        let port = if info.node_type == NodeType::SWITCH { 0 } else { info.local_port_num };
+        let port = if info.node_type == NodeType::SWITCH {
+            0
+        } else {
+            info.local_port_num
+        };
         if let Some(data) = self.port_mut((id, port)) {
             data.guid = info.port_guid;
             self.by_port_guid.insert(info.port_guid, (id, port));
@@ -165,7 +182,7 @@ impl Topology {
     }
 
     /// Notes that a cable connects the two.
-    pub fn connect(&mut self, a: PortId, b: PortId) -> bool {
+    pub(super) fn connect(&mut self, a: PortId, b: PortId) -> bool {
         if self.port(a).and_then(|p| p.link) == Some(b) {
             return false;
         }
@@ -181,8 +198,10 @@ impl Topology {
     }
 
     /// Notes that nothing is at the other end.
-    pub fn disconnect(&mut self, a: PortId) -> bool {
-        let Some(b) = self.port_mut(a).and_then(|p| p.link.take()) else { return false };
+    pub(super) fn disconnect(&mut self, a: PortId) -> bool {
+        let Some(b) = self.port_mut(a).and_then(|p| p.link.take()) else {
+            return false;
+        };
         if let Some(port) = self.port_mut(b) {
             port.link = None;
         }
@@ -190,8 +209,10 @@ impl Topology {
     }
 
     /// Gives a LID to an end port.
-    pub fn set_lid(&mut self, port: PortId, lid: Lid) {
-        let Some(data) = self.port_mut(port) else { return };
+    pub(super) fn set_lid(&mut self, port: PortId, lid: Lid) {
+        let Some(data) = self.port_mut(port) else {
+            return;
+        };
         let old = std::mem::replace(&mut data.lid, lid);
         if self.by_lid.get(&old) == Some(&port) {
             self.by_lid.remove(&old);
@@ -200,7 +221,7 @@ impl Topology {
     }
 
     /// Forgets a node or, of a CA, the port.
-    pub fn forget_port(&mut self, port: PortId) -> Option<PortData> {
+    pub(super) fn forget_port(&mut self, port: PortId) -> Option<PortData> {
         self.disconnect(port);
         let old = std::mem::take(self.port_mut(port)?);
         if self.by_port_guid.get(&old.guid) == Some(&port) {
@@ -211,8 +232,10 @@ impl Topology {
         }
         Some(old)
     }
-    pub fn forget_node(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(&id) else { return };
+    pub(super) fn forget_node(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.get(&id) else {
+            return;
+        };
         for port in 0..=node.info.num_ports {
             self.forget_port((id, port));
         }
@@ -224,18 +247,34 @@ impl Topology {
     }
 
     /// Goes through all that links lead to from the own node, notes the shortest route to each, and returns the end ports that none leads to.
-    pub fn walk(&mut self) -> Vec<PortId> {
-        let Some(own) = self.own else { return Vec::new() };
-        let mut routes: BTreeMap<NodeId, (Vec<u8>, Option<u8>)> = BTreeMap::from([(own.0, (Vec::new(), None))]);
+    pub(super) fn walk(&mut self) -> Vec<PortId> {
+        let Some(own) = self.own else {
+            return Vec::new();
+        };
+        let mut routes: BTreeMap<NodeId, (Vec<u8>, Option<u8>)> =
+            BTreeMap::from([(own.0, (Vec::new(), None))]);
         let mut reached: std::collections::HashSet<PortId> = [own].into();
         let mut queue = VecDeque::from([own.0]);
         while let Some(id) = queue.pop_front() {
-            let Some(node) = self.nodes.get(&id) else { continue };
-            let path = routes.get(&id).map(|(path, _)| path.clone()).unwrap_or_default();
+            let Some(node) = self.nodes.get(&id) else {
+                continue;
+            };
+            let path = routes
+                .get(&id)
+                .map(|(path, _)| path.clone())
+                .unwrap_or_default();
             // CAs do not forward; the own one has only the port that the manager is at.
-            let ports = if node.switch.is_some() { 1..=node.info.num_ports } else if id == own.0 { own.1..=own.1 } else { continue };
+            let ports = if node.switch.is_some() {
+                1..=node.info.num_ports
+            } else if id == own.0 {
+                own.1..=own.1
+            } else {
+                continue;
+            };
             for port in ports {
-                let Some(peer) = node.ports.get(usize::from(port)).and_then(|p| p.link) else { continue };
+                let Some(peer) = node.ports.get(usize::from(port)).and_then(|p| p.link) else {
+                    continue;
+                };
                 let is_switch = self.nodes.get(&peer.0).is_some_and(|n| n.switch.is_some());
                 reached.insert(if is_switch { (peer.0, 0) } else { peer });
                 if path.len() < MAX_HOPS && !routes.contains_key(&peer.0) {
@@ -251,11 +290,14 @@ impl Topology {
                 node.path = path;
             }
         }
-        self.end_ports().filter(|(id, p)| p.guid != Guid::default() && !reached.contains(id)).map(|(id, _)| id).collect()
+        self.end_ports()
+            .filter(|(id, p)| p.guid != Guid::default() && !reached.contains(id))
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// The directed route to a port: to a switch as a whole, to a CA through that port.
-    pub fn path_to(&self, (id, port): PortId) -> Option<Vec<u8>> {
+    pub(super) fn path_to(&self, (id, port): PortId) -> Option<Vec<u8>> {
         let node = self.nodes.get(&id)?;
         if node.switch.is_some() || self.own.is_some_and(|own| own.0 == id) {
             return Some(node.path.clone());
@@ -271,7 +313,7 @@ impl Topology {
     }
 
     /// The switch that an end port is at and the port there; a switch's port 0 is at itself.
-    pub fn attachment(&self, (id, port): PortId) -> Option<PortId> {
+    pub(super) fn attachment(&self, (id, port): PortId) -> Option<PortId> {
         if self.nodes.get(&id)?.switch.is_some() {
             return Some((id, 0));
         }
@@ -281,42 +323,66 @@ impl Topology {
 }
 
 impl PortData {
-    pub fn state(&self) -> PortState {
+    pub(super) fn state(&self) -> PortState {
         self.info.map_or(PortState::NO_CHANGE, |i| i.port_state)
     }
-    pub fn has(&self, capability: CapabilityMask) -> bool {
-        self.info.is_some_and(|i| i.capability_mask.contains(capability))
+    pub(super) fn has(&self, capability: CapabilityMask) -> bool {
+        self.info
+            .is_some_and(|i| i.capability_mask.contains(capability))
     }
     /// Link trained: something may be at the other end.
-    pub fn is_up(&self) -> bool {
+    pub(super) fn is_up(&self) -> bool {
         self.state() >= PortState::INIT
     }
-    pub fn gid(&self, prefix: u64) -> Gid {
+    pub(super) fn gid(&self, prefix: u64) -> Gid {
         Gid::new(prefix, self.guid)
     }
     /// Largest payload that leaves by this port.
-    pub fn mtu(&self) -> MtuCode {
-        self.info.map_or(MtuCode::default(), |i| if i.port_state >= PortState::ARMED { i.neighbor_mtu.min(i.mtu_cap) } else { i.mtu_cap })
+    pub(super) fn mtu(&self) -> MtuCode {
+        self.info.map_or(MtuCode::default(), |i| {
+            if i.port_state >= PortState::ARMED {
+                i.neighbor_mtu.min(i.mtu_cap)
+            } else {
+                i.mtu_cap
+            }
+        })
     }
-    pub fn rate(&self) -> RateCode {
+    pub(super) fn rate(&self) -> RateCode {
         self.info.map_or(RateCode::default(), |i| link_rate(&i))
     }
     /// A key of the partition of `key`, full membership preferred; only one that may talk to a holder of `key` where `must_match`.
-    pub fn pkey_like(&self, key: PKey) -> Option<PKey> {
-        let mut same = self.pkeys.iter().copied().filter(|k| k.base() == key.base() && k.base() != 0);
+    pub(super) fn pkey_like(&self, key: PKey) -> Option<PKey> {
+        let mut same = self
+            .pkeys
+            .iter()
+            .copied()
+            .filter(|k| k.base() == key.base() && k.base() != 0);
         let first = same.next()?;
-        Some(if first.is_full() { first } else { same.find(|k| k.is_full()).unwrap_or(first) })
+        Some(if first.is_full() {
+            first
+        } else {
+            same.find(|k| k.is_full()).unwrap_or(first)
+        })
     }
     /// Do the two share a partition in which they may talk?
-    pub fn shares_pkey(&self, other: &PortData) -> bool {
-        self.pkeys.iter().any(|a| other.pkeys.iter().any(|b| a.matches(*b)))
+    pub(super) fn shares_pkey(&self, other: &PortData) -> bool {
+        self.pkeys
+            .iter()
+            .any(|a| other.pkeys.iter().any(|b| a.matches(*b)))
     }
 }
 
 /// Rate of a link by its active width and speed (IBA 14.2.5.6; extended speeds: 14.0625, 25.78, 53.1 and 106.25 Gbit/s a lane).
 pub(super) fn link_rate(info: &PortInfo) -> RateCode {
-    let extended = info.capability_mask.contains(CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED) && info.link_speed_ext_active != 0;
-    let speed = if extended { 8 + info.link_speed_ext_active } else { info.link_speed_active };
+    let extended = info
+        .capability_mask
+        .contains(CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED)
+        && info.link_speed_ext_active != 0;
+    let speed = if extended {
+        8 + info.link_speed_ext_active
+    } else {
+        info.link_speed_active
+    };
     let codes: [u8; 4] = match speed {
         1 => [2, 3, 6, 4],
         2 => [5, 6, 7, 8],

@@ -74,7 +74,9 @@ impl SubnetManager {
     /// All nodes, in the order in which they were found.
     pub fn nodes(&self) -> Vec<NodeView> {
         let view = |node: &super::topology::Node| {
-            let numbered = (0u8..).zip(&node.ports).filter(|(_, p)| p.guid.0 != 0 || p.link.is_some());
+            let numbered = (0u8..)
+                .zip(&node.ports)
+                .filter(|(_, p)| p.guid.0 != 0 || p.link.is_some());
             NodeView {
                 guid: node.guid(),
                 node_type: node.info.node_type,
@@ -89,7 +91,12 @@ impl SubnetManager {
                         mtu: p.mtu(),
                         rate: p.rate(),
                         pkeys: p.pkeys.iter().copied().filter(|k| k.base() != 0).collect(),
-                        link: p.link.and_then(|(id, port)| Some(LinkView { guid: self.topo.node(id)?.guid(), port })),
+                        link: p.link.and_then(|(id, port)| {
+                            Some(LinkView {
+                                guid: self.topo.node(id)?.guid(),
+                                port,
+                            })
+                        }),
                     })
                     .collect(),
             }
@@ -114,8 +121,16 @@ impl SubnetManager {
 
     /// This subnet manager and others, for SMInfoRecord.
     pub(super) fn sm_infos(&self) -> Vec<SmInfoRecord> {
-        let own = SmInfoRecord { lid: self.topo.own_lid(), sm_info: self.sm_info() };
-        let others = self.topo.end_ports().filter_map(|(_, p)| Some(SmInfoRecord { lid: p.lid, sm_info: p.is_sm? }));
+        let own = SmInfoRecord {
+            lid: self.topo.own_lid(),
+            sm_info: self.sm_info(),
+        };
+        let others = self.topo.end_ports().filter_map(|(_, p)| {
+            Some(SmInfoRecord {
+                lid: p.lid,
+                sm_info: p.is_sm?,
+            })
+        });
         std::iter::once(own).chain(others).collect()
     }
 }

@@ -39,6 +39,7 @@ pub struct Model {
     sequence: u64,
     /// What the SA sent, by LID.
     pub sa_out: Vec<MadSend>,
+    /// Sets of anything but SwitchInfo, by which PortStateChange is cleared.
     pub sets: u64,
 }
 
@@ -70,7 +71,8 @@ impl Model {
     fn add(&mut self, info: NodeInfo, switch: Option<SwitchInfo>) -> usize {
         let port = |number: u8| {
             let mut info = PortInfo {
-                capability_mask: CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED | CapabilityMask::IS_TRAP_SUPPORTED,
+                capability_mask: CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED
+                    | CapabilityMask::IS_TRAP_SUPPORTED,
                 local_port_num: number,
                 link_width_active: LinkWidth::X4,
                 link_width_supported: LinkWidth::X1_OR_X4,
@@ -92,10 +94,24 @@ impl Model {
             }
             let mut pkeys = [PKey(0); 64];
             pkeys[0] = PKey(0xffff);
-            MPort { info, peer: None, pkeys, reregistered: 0 }
+            MPort {
+                info,
+                peer: None,
+                pkeys,
+                reregistered: 0,
+            }
         };
         let ports = (0..=info.num_ports).map(port).collect();
-        self.nodes.push(MNode { info, switch, ports, lft: vec![255; 0xc000], mft: HashMap::new(), alive: true, sm: None, smps: 0 });
+        self.nodes.push(MNode {
+            info,
+            switch,
+            ports,
+            lft: vec![255; 0xc000],
+            mft: HashMap::new(),
+            alive: true,
+            sm: None,
+            smps: 0,
+        });
         self.nodes.len() - 1
     }
 
@@ -128,7 +144,14 @@ impl Model {
             partition_cap: 32,
             ..NodeInfo::default()
         };
-        self.add(info, Some(SwitchInfo { linear_fdb_cap: 0xbfff, multicast_fdb_cap: 8192, ..SwitchInfo::default() }))
+        self.add(
+            info,
+            Some(SwitchInfo {
+                linear_fdb_cap: 0xbfff,
+                multicast_fdb_cap: 8192,
+                ..SwitchInfo::default()
+            }),
+        )
     }
 
     /// Both ends go to Init, and switches with a manager send trap 128.
@@ -176,7 +199,8 @@ impl Model {
         if !info.master_sm_lid.is_unicast() || !self.nodes[node].alive {
             return;
         }
-        let smp = Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, 0x77).with_data(&Notice::link_state_change(info.lid).emit()[..64]);
+        let smp = Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, 0x77)
+            .with_data(&Notice::link_state_change(info.lid).emit()[..64]);
         self.deliver(info.lid, Qpn::SMI, smp.emit());
     }
 
@@ -195,7 +219,10 @@ impl Model {
             mad: Box::new(mad),
         };
         self.sequence += 1;
-        self.queue.insert((self.now + Duration::from_micros(20), self.sequence), received);
+        self.queue.insert(
+            (self.now + Duration::from_micros(20), self.sequence),
+            received,
+        );
     }
 
     /// Runs until nothing happens for 50 ms, or at most `limit`.
@@ -210,7 +237,14 @@ impl Model {
             }
             let next = self.queue.keys().next().map(|k| k.0);
             let timeout = self.sm.poll_timeout();
-            let Some(at) = next.into_iter().chain(timeout).min().filter(|at| *at <= end) else { break };
+            let Some(at) = next
+                .into_iter()
+                .chain(timeout)
+                .min()
+                .filter(|at| *at <= end)
+            else {
+                break;
+            };
             self.now = self.now.max(at);
             while let Some(entry) = self.queue.first_entry().filter(|e| e.key().0 <= self.now) {
                 let mad = entry.remove();
@@ -231,11 +265,13 @@ impl Model {
         if self.loss > 0 && self.random() % 1000 < self.loss {
             return;
         }
-        let Some(mut smp) = Smp::parse(&send.mad[..]) else { panic!("not an SMP") };
-        if !smp.is_directed() {
-            assert_eq!(smp.header.method, Method::TRAP_REPRESS);
+        let Some(mut smp) = Smp::parse(&send.mad[..]) else {
+            panic!("not an SMP")
+        };
+        if smp.header.method == Method::TRAP_REPRESS || smp.header.method.is_response() {
             return;
         }
+        assert!(smp.is_directed());
         assert_eq!(send.dlid, Lid::PERMISSIVE);
         let (mut at, mut ingress) = (self.own, self.own_port());
         for hop in 1..=smp.hop_count() {
@@ -243,8 +279,15 @@ impl Model {
             if hop > 1 && self.nodes[at].switch.is_none() {
                 return;
             }
-            let Some(port) = self.nodes[at].ports.get(usize::from(out)) else { return };
-            let Some(peer) = port.peer.filter(|_| port.info.port_state >= PortState::INIT) else { return };
+            let Some(port) = self.nodes[at].ports.get(usize::from(out)) else {
+                return;
+            };
+            let Some(peer) = port
+                .peer
+                .filter(|_| port.info.port_state >= PortState::INIT)
+            else {
+                return;
+            };
             (at, ingress) = peer;
             if !self.nodes[at].alive {
                 return;
@@ -264,12 +307,19 @@ impl Model {
         node.smps += 1;
         let modifier = smp.header.attr_mod;
         let set = smp.header.method == Method::SET;
-        self.sets += u64::from(set);
+        self.sets += u64::from(set && smp.header.attr_id != AttrId::SWITCH_INFO);
         let data = match smp.header.attr_id {
-            AttrId::NODE_INFO => NodeInfo { local_port_num: ingress, ..node.info }.emit().to_vec(),
+            AttrId::NODE_INFO => NodeInfo {
+                local_port_num: ingress,
+                ..node.info
+            }
+            .emit()
+            .to_vec(),
             AttrId::NODE_DESCRIPTION => NodeDescription::new(&format!("node {at}")).emit().to_vec(),
             AttrId::SWITCH_INFO => {
-                let Some(info) = &mut node.switch else { return MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED };
+                let Some(info) = &mut node.switch else {
+                    return MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED;
+                };
                 if set {
                     let new = SwitchInfo::parse(&smp.data).unwrap();
                     info.linear_fdb_top = new.linear_fdb_top;
@@ -280,9 +330,15 @@ impl Model {
             }
             AttrId::GUID_INFO => GuidInfo::default().emit().to_vec(),
             AttrId::PORT_INFO => {
-                let number = if node.switch.is_none() && modifier == 0 { ingress } else { modifier as u8 };
+                let number = if node.switch.is_none() && modifier == 0 {
+                    ingress
+                } else {
+                    modifier as u8
+                };
                 let is_management = node.switch.is_some() && number == 0;
-                let Some(port) = node.ports.get_mut(usize::from(number)) else { return MadStatus::INVALID_FIELD };
+                let Some(port) = node.ports.get_mut(usize::from(number)) else {
+                    return MadStatus::INVALID_FIELD;
+                };
                 if set {
                     let new = PortInfo::parse(&smp.data).unwrap();
                     let state = port.info.port_state;
@@ -292,7 +348,9 @@ impl Model {
                         PortState::ACTIVE => state >= PortState::ARMED,
                         _ => false,
                     };
-                    assert!(new.neighbor_mtu.bytes().is_some() && new.neighbor_mtu <= port.info.mtu_cap);
+                    assert!(
+                        new.neighbor_mtu.bytes().is_some() && new.neighbor_mtu <= port.info.mtu_cap
+                    );
                     if !allowed || (is_management && new.port_state != PortState::NO_CHANGE) {
                         return MadStatus::INVALID_FIELD;
                     }
@@ -308,7 +366,11 @@ impl Model {
                         link_speed_active: keep.link_speed_active,
                         link_speed_enabled: keep.link_speed_enabled,
                         port_physical_state: keep.port_physical_state,
-                        port_state: if new.port_state == PortState::NO_CHANGE { state } else { new.port_state },
+                        port_state: if new.port_state == PortState::NO_CHANGE {
+                            state
+                        } else {
+                            new.port_state
+                        },
                         client_reregister: false,
                         ..new
                     };
@@ -320,7 +382,8 @@ impl Model {
                 let block = modifier as usize & 0xffff;
                 let port = &mut node.ports[usize::from(number)];
                 if set {
-                    port.pkeys[block * 32..][..32].copy_from_slice(&PKeyTable::parse(&smp.data).unwrap().p_key);
+                    port.pkeys[block * 32..][..32]
+                        .copy_from_slice(&PKeyTable::parse(&smp.data).unwrap().p_key);
                 }
                 let mut table = PKeyTable::default();
                 table.p_key.copy_from_slice(&port.pkeys[block * 32..][..32]);
@@ -332,11 +395,14 @@ impl Model {
             }
             AttrId::MULTICAST_FORWARDING_TABLE => {
                 let table = MulticastForwardingTable::parse(&smp.data).unwrap();
-                node.mft.insert((modifier & 0x1ff, modifier >> 28), table.port_mask);
+                node.mft
+                    .insert((modifier & 0x1ff, modifier >> 28), table.port_mask);
                 smp.data.to_vec()
             }
             AttrId::SM_INFO => {
-                let Some(info) = &mut node.sm else { return MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED };
+                let Some(info) = &mut node.sm else {
+                    return MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED;
+                };
                 if set {
                     info.sm_state = SmState::MASTER;
                 }
@@ -378,7 +444,10 @@ impl Model {
             }
             assert!(reached.len() + queue.len() < 5000, "a loop");
             for port in (1..=node.info.num_ports).filter(|p| *p != ingress) {
-                let mask = node.mft.get(&(slot / 32, u32::from(port / 16))).map_or(0, |b| b[slot as usize % 32]);
+                let mask = node
+                    .mft
+                    .get(&(slot / 32, u32::from(port / 16)))
+                    .map_or(0, |b| b[slot as usize % 32]);
                 if mask >> (port % 16) & 1 != 0 {
                     queue.extend(node.ports[usize::from(port)].peer);
                 }
@@ -406,8 +475,14 @@ impl Model {
         self.deliver(lid, Qpn::GSI, mad.emit());
         self.run(MS);
         let tid = mad.header.tid;
-        let answers = self.sa_out.iter().filter(|m| m.dlid == lid && m.remote_qpn == Qpn::GSI && m.q_key == QKey::GSI);
-        answers.filter_map(|m| SaMad::parse(&m.mad[..])).find(|m| m.header.tid == tid && m.header.method.is_response()).expect("no answer")
+        let answers = self
+            .sa_out
+            .iter()
+            .filter(|m| m.dlid == lid && m.remote_qpn == Qpn::GSI && m.q_key == QKey::GSI);
+        answers
+            .filter_map(|m| SaMad::parse(&m.mad[..]))
+            .find(|m| m.header.tid == tid && m.header.method.is_response())
+            .expect("no answer")
     }
 
     /// Sends to the SA, whatever comes of it.
@@ -443,18 +518,43 @@ impl Model {
             (_, true) => mcmember::JOIN,
             _ => mcmember::CREATE,
         };
-        self.ask(node, SaMad::request(method, AttrId::MC_MEMBER_RECORD, mask, &record.emit(), 0x5000))
+        self.ask(
+            node,
+            SaMad::request(
+                method,
+                AttrId::MC_MEMBER_RECORD,
+                mask,
+                &record.emit(),
+                0x5000,
+            ),
+        )
     }
 
     pub fn subscribe(&mut self, node: usize, trap: TrapNumber) -> SaMad {
-        self.ask(node, SaMad::request(Method::SET, AttrId::INFORM_INFO, ComponentMask(0), &InformInfo::generic(trap, true).emit(), 0x6000))
+        self.ask(
+            node,
+            SaMad::request(
+                Method::SET,
+                AttrId::INFORM_INFO,
+                ComponentMask(0),
+                &InformInfo::generic(trap, true).emit(),
+                0x6000,
+            ),
+        )
     }
 
     /// Reports sent meanwhile: LID, trap, GID.
     pub fn reports(&self) -> Vec<(Lid, u16, Gid)> {
-        let mads = self.sa_out.iter().filter_map(|m| Some((m.dlid, SaMad::parse(&m.mad[..])?)));
+        let mads = self
+            .sa_out
+            .iter()
+            .filter_map(|m| Some((m.dlid, SaMad::parse(&m.mad[..])?)));
         let reports = mads.filter(|(_, m)| m.header.method == Method::REPORT);
-        reports.filter_map(|(lid, m)| Notice::parse(&m.data).map(|n| (lid, n.trap_number.0, n.gid().unwrap_or_default()))).collect()
+        reports
+            .filter_map(|(lid, m)| {
+                Notice::parse(&m.data).map(|n| (lid, n.trap_number.0, n.gid().unwrap_or_default()))
+            })
+            .collect()
     }
 }
 

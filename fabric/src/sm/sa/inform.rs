@@ -50,52 +50,106 @@ pub(super) struct Informs {
 }
 
 impl Informs {
-    pub fn new(first_tid: u32, timeout: Duration) -> Self {
-        Informs { subscriptions: Vec::new(), reports: BTreeMap::new(), deadlines: BTreeSet::new(), next_tid: first_tid, timeout }
+    pub(super) fn new(first_tid: u32, timeout: Duration) -> Self {
+        Informs {
+            subscriptions: Vec::new(),
+            reports: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            next_tid: first_tid,
+            timeout,
+        }
     }
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.subscriptions.clear();
         self.reports.clear();
         self.deadlines.clear();
     }
 
     /// Set(InformInfo): the answer repeats the request.
-    pub fn set(&mut self, subnet: &Subnet<'_>, request: &Request<'_>, asked: InformInfo) -> Answer {
+    pub(super) fn set(
+        &mut self,
+        subnet: &Subnet<'_>,
+        request: &Request<'_>,
+        asked: InformInfo,
+    ) -> Answer {
         let subscribe = match asked.subscribe {
             0 => false,
             1 => true,
             _ => return Err(MadStatus::SA_REQ_INVALID),
         };
-        let Some(port) = subnet.topo.port(request.port) else { return Err(MadStatus::SA_REQ_INVALID) };
+        let Some(port) = subnet.topo.port(request.port) else {
+            return Err(MadStatus::SA_REQ_INVALID);
+        };
         // A subscription names no queue pair: it is for the one that asks. Its end names it (IBA 13.4.8.3).
-        let qpn = if subscribe || asked.qpn.0 == 0 { request.mad.src_qp } else { asked.qpn };
-        let info = InformInfo { qpn, subscribe: 1, resp_time_value: 0, ..asked };
-        let found = self.subscriptions.iter().position(|s| s.guid == port.guid && s.info == info);
+        let qpn = if subscribe || asked.qpn.0 == 0 {
+            request.mad.src_qp
+        } else {
+            asked.qpn
+        };
+        let info = InformInfo {
+            qpn,
+            subscribe: 1,
+            resp_time_value: 0,
+            ..asked
+        };
+        let found = self
+            .subscriptions
+            .iter()
+            .position(|s| s.guid == port.guid && s.info == info);
         match (subscribe, found) {
             (true, None) => {
-                if self.subscriptions.iter().filter(|s| s.guid == port.guid).count() >= MAX_PER_PORT {
+                if self
+                    .subscriptions
+                    .iter()
+                    .filter(|s| s.guid == port.guid)
+                    .count()
+                    >= MAX_PER_PORT
+                {
                     return Err(MadStatus::SA_NO_RESOURCES);
                 }
                 let to = request.mad.reply(request.mad.mad.clone());
-                self.subscriptions.push(Subscription { port: request.port, guid: port.guid, gid: subnet.gid(port), to, info });
+                self.subscriptions.push(Subscription {
+                    port: request.port,
+                    guid: port.guid,
+                    gid: subnet.gid(port),
+                    to,
+                    info,
+                });
             }
             // The way to the subscriber may have changed.
-            (true, Some(at)) => self.subscriptions[at].to = request.mad.reply(request.mad.mad.clone()),
+            (true, Some(at)) => {
+                self.subscriptions[at].to = request.mad.reply(request.mad.mad.clone())
+            }
             (false, Some(at)) => {
                 self.subscriptions.remove(at);
             }
             (false, None) => return Err(MadStatus::SA_REQ_INVALID),
         }
         // OpenSM's offset of 36 bytes is 4, not 5.
-        Ok(Records { attr_offset: 4, ..Records::one(&asked.emit()) })
+        Ok(Records {
+            attr_offset: 4,
+            ..Records::one(&asked.emit())
+        })
     }
 
-    pub fn query(&self, subnet: &Subnet<'_>, request: &Request<'_>) -> Records {
+    pub(super) fn query(&self, subnet: &Subnet<'_>, request: &Request<'_>) -> Records {
         let mut records = Records::new(InformInfoRecord::LEN);
         let own = subnet.topo.port(request.port).map(|p| p.guid);
         for (index, s) in (0u16..).zip(&self.subscriptions) {
-            let record = InformInfoRecord { subscriber_gid: s.gid, index, inform_info: s.info }.emit();
-            if (request.trusted || own == Some(s.guid)) && matches(request.sa.component_mask.0, &request.sa.data, &record, &[(0, 0, 128), (1, 128, 16)]) {
+            let record = InformInfoRecord {
+                subscriber_gid: s.gid,
+                index,
+                inform_info: s.info,
+            }
+            .emit();
+            if (request.trusted || own == Some(s.guid))
+                && matches(
+                    request.sa.component_mask.0,
+                    &request.sa.data,
+                    &record,
+                    &[(0, 0, 128), (1, 128, 16)],
+                )
+            {
                 records.push(&record);
             }
         }
@@ -103,11 +157,25 @@ impl Informs {
     }
 
     /// Tells those who subscribed and may know.
-    pub fn report(&mut self, now: Instant, subnet: &Subnet<'_>, trap: TrapNumber, gid: Gid, about: About<'_>, out: &mut VecDeque<MadSend>) {
-        let issuer_gid = subnet.topo.own_port().map(|p| subnet.gid(p)).unwrap_or_default();
+    pub(super) fn report(
+        &mut self,
+        now: Instant,
+        subnet: &Subnet<'_>,
+        trap: TrapNumber,
+        gid: Gid,
+        about: About<'_>,
+        out: &mut VecDeque<MadSend>,
+    ) {
+        let issuer_gid = subnet
+            .topo
+            .own_port()
+            .map(|p| subnet.gid(p))
+            .unwrap_or_default();
         let notice = Notice::gid_event(trap, gid, subnet.own_lid(), issuer_gid);
         for s in &self.subscriptions {
-            let Some(port) = subnet.topo.port(s.port) else { continue };
+            let Some(port) = subnet.topo.port(s.port) else {
+                continue;
+            };
             let allowed = match about {
                 About::Port(other) => port.shares_pkey(other),
                 About::Group(pkey) => port.pkey_like(pkey).is_some(),
@@ -117,19 +185,38 @@ impl Informs {
             }
             self.next_tid = self.next_tid.wrapping_add(1);
             let tid = self.next_tid;
-            let mad = SaMad::request(Method::REPORT, AttrId::NOTICE, ComponentMask(0), &notice.emit(), tid.into());
-            let mad = MadSend { remote_qpn: s.info.qpn, q_key: QKey::GSI, mad: Box::new(mad.emit()), ..s.to.clone() };
+            let mad = SaMad::request(
+                Method::REPORT,
+                AttrId::NOTICE,
+                ComponentMask(0),
+                &notice.emit(),
+                tid.into(),
+            );
+            let mad = MadSend {
+                remote_qpn: s.info.qpn,
+                q_key: QKey::GSI,
+                mad: Box::new(mad.emit()),
+                ..s.to.clone()
+            };
             subnet.counters.add(Counter::Reports);
             if self.reports.len() < MAX_REPORTS {
                 self.deadlines.insert((now + self.timeout, tid));
-                self.reports.insert(tid, Report { to: s.to.dlid, mad: mad.clone(), deadline: now + self.timeout, retries: 0 });
+                self.reports.insert(
+                    tid,
+                    Report {
+                        to: s.to.dlid,
+                        mad: mad.clone(),
+                        deadline: now + self.timeout,
+                        retries: 0,
+                    },
+                );
             }
             out.push_back(mad);
         }
     }
 
     /// A ReportResp.
-    pub fn answered(&mut self, tid: u32, from: Lid) {
+    pub(super) fn answered(&mut self, tid: u32, from: Lid) {
         if self.reports.get(&tid).is_some_and(|r| r.to == from)
             && let Some(report) = self.reports.remove(&tid)
         {
@@ -137,7 +224,7 @@ impl Informs {
         }
     }
 
-    pub fn drop_port(&mut self, lid: Lid, guid: Guid) {
+    pub(super) fn drop_port(&mut self, lid: Lid, guid: Guid) {
         self.subscriptions.retain(|s| s.guid != guid);
         self.reports.retain(|tid, report| {
             let keep = report.to != lid;
@@ -147,15 +234,22 @@ impl Informs {
             keep
         });
     }
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.first().map(|(at, _)| *at)
     }
-    pub fn handle_timeout(&mut self, now: Instant, out: &mut VecDeque<MadSend>, counters: &Counters) {
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        out: &mut VecDeque<MadSend>,
+        counters: &Counters,
+    ) {
         while let Some(&(at, tid)) = self.deadlines.first()
             && at <= now
         {
             self.deadlines.remove(&(at, tid));
-            let Some(report) = self.reports.get_mut(&tid) else { continue };
+            let Some(report) = self.reports.get_mut(&tid) else {
+                continue;
+            };
             report.retries += 1;
             report.deadline = now + self.timeout;
             if report.retries > REPORT_RETRIES {
@@ -179,7 +273,10 @@ fn wants(info: &InformInfo, notice: &Notice) -> bool {
         && if source {
             info.gid == notice.issuer_gid
         } else {
-            let (begin, end) = (info.lid_range_begin.0, info.lid_range_end.0.max(info.lid_range_begin.0));
+            let (begin, end) = (
+                info.lid_range_begin.0,
+                info.lid_range_end.0.max(info.lid_range_begin.0),
+            );
             begin == 0xffff || begin == 0 || (begin..=end).contains(&notice.issuer_lid.0)
         }
 }

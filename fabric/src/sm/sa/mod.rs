@@ -18,31 +18,35 @@ use super::topology::{PortData, PortId, Topology};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use verbs::{MadReceived, MadSend};
-use wire::mad::attr::{ClassPortInfo, InformInfo, McMemberRecord, PathRecord, ServiceRecord, SmInfoRecord};
+use wire::mad::attr::{
+    ClassPortInfo, InformInfo, McMemberRecord, PathRecord, ServiceRecord, SmInfoRecord,
+};
 use wire::mad::sa::{DATA_LEN, RmppHeader, attr_offset};
 use wire::mad::{AttrId, MadStatus, Method, MgmtClass, SaMad};
 use wire::{Gid, Lid, QKey, Qpn};
 
 /// What the SA looks things up in.
 pub(super) struct Subnet<'a> {
-    pub topo: &'a Topology,
-    pub routing: &'a Routing,
-    pub config: &'a SmConfig,
-    pub counters: &'a Counters,
+    pub(super) topo: &'a Topology,
+    pub(super) routing: &'a Routing,
+    pub(super) config: &'a SmConfig,
+    pub(super) counters: &'a Counters,
     /// This subnet manager and others.
-    pub sm: Vec<SmInfoRecord>,
+    pub(super) sm: Vec<SmInfoRecord>,
 }
 
 impl Subnet<'_> {
-    pub fn own_lid(&self) -> Lid {
+    pub(super) fn own_lid(&self) -> Lid {
         self.topo.own_lid()
     }
-    pub fn gid(&self, port: &PortData) -> Gid {
+    pub(super) fn gid(&self, port: &PortData) -> Gid {
         port.gid(self.config.subnet_prefix)
     }
     /// The port of a unicast GID of this subnet.
-    pub fn by_gid(&self, gid: Gid) -> Option<PortId> {
-        (gid.prefix() == self.config.subnet_prefix).then(|| self.topo.by_port_guid(gid.guid())).flatten()
+    pub(super) fn by_gid(&self, gid: Gid) -> Option<PortId> {
+        (gid.prefix() == self.config.subnet_prefix)
+            .then(|| self.topo.by_port_guid(gid.guid()))
+            .flatten()
     }
 }
 
@@ -61,7 +65,9 @@ impl Request<'_> {
     }
     /// May the requester know of this port? (IBA 15.4.1.2: those of its partitions.)
     fn may_see(&self, subnet: &Subnet<'_>, port: PortId) -> bool {
-        let (Some(own), Some(other)) = (subnet.topo.port(self.port), subnet.topo.port(port)) else { return false };
+        let (Some(own), Some(other)) = (subnet.topo.port(self.port), subnet.topo.port(port)) else {
+            return false;
+        };
         self.trusted || port == self.port || own.shares_pkey(other)
     }
 }
@@ -78,7 +84,12 @@ struct Records {
 impl Records {
     fn new(record_len: usize) -> Self {
         let attr_offset = attr_offset(record_len);
-        Records { bytes: Vec::new(), pitch: usize::from(attr_offset) * 8, count: 0, attr_offset }
+        Records {
+            bytes: Vec::new(),
+            pitch: usize::from(attr_offset) * 8,
+            count: 0,
+            attr_offset,
+        }
     }
     fn one(record: &[u8]) -> Self {
         let mut records = Records::new(record.len());
@@ -104,7 +115,7 @@ pub(super) struct Sa {
 }
 
 impl Sa {
-    pub fn new(config: &SmConfig, first_tid: u32) -> Self {
+    pub(super) fn new(config: &SmConfig, first_tid: u32) -> Self {
         Sa {
             groups: member::Groups::new(config),
             informs: inform::Informs::new(first_tid, config.report_timeout),
@@ -115,7 +126,7 @@ impl Sa {
     }
 
     /// Forgets all that clients registered.
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.groups.clear();
         self.informs.clear();
         self.services = service::Services::default();
@@ -124,9 +135,11 @@ impl Sa {
     }
 
     /// A MAD for QP1.
-    pub fn handle(&mut self, now: Instant, subnet: &Subnet<'_>, mad: &MadReceived) {
+    pub(super) fn handle(&mut self, now: Instant, subnet: &Subnet<'_>, mad: &MadReceived) {
         let counters = subnet.counters;
-        let Some(sa) = SaMad::parse(&mad.mad[..]).filter(|s| s.header.mgmt_class == MgmtClass::SUBN_ADM && s.header.base_version == 1) else {
+        let Some(sa) = SaMad::parse(&mad.mad[..])
+            .filter(|s| s.header.mgmt_class == MgmtClass::SUBN_ADM && s.header.base_version == 1)
+        else {
             return counters.add(Counter::SaBad);
         };
         let Some(port) = subnet.topo.by_lid(mad.slid) else {
@@ -138,7 +151,9 @@ impl Sa {
         if sa.rmpp.active && sa.rmpp.version == 1 {
             let whole = sa.rmpp.first && sa.rmpp.last && sa.rmpp.segment == 1;
             match sa.rmpp.kind {
-                RmppHeader::DATA if whole && !sa.header.method.is_response() => self.out.push_back(rmpp::acknowledge(mad, &sa)),
+                RmppHeader::DATA if whole && !sa.header.method.is_response() => {
+                    self.out.push_back(rmpp::acknowledge(mad, &sa))
+                }
                 RmppHeader::DATA => return counters.add(Counter::SaBad),
                 _ => return self.rmpp.handle(now, mad, &sa, &mut self.out, counters),
             }
@@ -149,7 +164,12 @@ impl Sa {
             return counters.add(Counter::SaBadKey);
         }
         counters.add(Counter::SaRequests);
-        let request = Request { mad, sa, port, trusted: sa.sm_key != 0 };
+        let request = Request {
+            mad,
+            sa,
+            port,
+            trusted: sa.sm_key != 0,
+        };
         if sa.header.class_version != 2 {
             return self.respond(now, &request, Err(MadStatus::BAD_VERSION), counters);
         }
@@ -160,7 +180,6 @@ impl Sa {
     fn answer(&mut self, now: Instant, subnet: &Subnet<'_>, request: &Request<'_>) -> Answer {
         let (method, attr) = (request.sa.header.method, request.sa.header.attr_id);
         let data = &request.sa.data;
-        let table = method == Method::GET_TABLE;
         match (method, attr) {
             (Method::GET, AttrId::CLASS_PORT_INFO) => Ok(class_port_info()),
             (Method::SET, AttrId::INFORM_INFO) => {
@@ -176,7 +195,9 @@ impl Sa {
                 let outcome = match method {
                     Method::SET => self.groups.join(subnet, request, record),
                     Method::DELETE => self.groups.leave(subnet, request, record),
-                    Method::GET | Method::GET_TABLE => return Ok(self.groups.query(subnet, request)),
+                    Method::GET | Method::GET_TABLE => {
+                        return Ok(self.groups.query(subnet, request));
+                    }
                     _ => return Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
                 };
                 self.report_groups(now, subnet);
@@ -186,21 +207,30 @@ impl Sa {
                 let record = ServiceRecord::parse(data).unwrap_or_default();
                 match method {
                     Method::SET => self.services.set(now, subnet, request, record),
-                    Method::DELETE => self.services.delete(subnet, request, record),
-                    Method::GET | Method::GET_TABLE => Ok(self.services.query(now, subnet, request)),
+                    Method::DELETE => self.services.delete(subnet, request),
+                    Method::GET | Method::GET_TABLE => {
+                        Ok(self.services.query(now, subnet, request))
+                    }
                     _ => Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
                 }
             }
-            (Method::GET | Method::GET_TABLE, AttrId::INFORM_INFO_RECORD) => Ok(self.informs.query(subnet, request)),
+            (Method::GET | Method::GET_TABLE, AttrId::INFORM_INFO_RECORD) => {
+                Ok(self.informs.query(subnet, request))
+            }
             (Method::GET | Method::GET_TABLE, _) => {
-                let _ = table;
                 records::query(subnet, request).ok_or(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED)
             }
             _ => Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
         }
     }
 
-    fn respond(&mut self, now: Instant, request: &Request<'_>, answer: Answer, counters: &Counters) {
+    fn respond(
+        &mut self,
+        now: Instant,
+        request: &Request<'_>,
+        answer: Answer,
+        counters: &Counters,
+    ) {
         let table = request.sa.header.method == Method::GET_TABLE;
         let answer = answer.and_then(|records| match records.count {
             _ if table => Ok(records),
@@ -216,15 +246,27 @@ impl Sa {
             Err(status) => {
                 counters.add(Counter::SaErrors);
                 response.header.status = status;
-                self.out.push_back(request.mad.reply(Box::new(response.emit())));
+                self.out
+                    .push_back(request.mad.reply(Box::new(response.emit())));
             }
             Ok(records) => {
                 response.attr_offset = records.attr_offset;
                 response.data = [0; DATA_LEN];
                 if table {
-                    self.rmpp.start(now, request.mad, response, records.bytes, &mut self.out, counters);
+                    self.rmpp.start(
+                        now,
+                        request.mad,
+                        response,
+                        records.bytes,
+                        &mut self.out,
+                        counters,
+                    );
                 } else {
-                    self.out.push_back(request.mad.reply(Box::new(response.with_data(&records.bytes).emit())));
+                    self.out.push_back(
+                        request
+                            .mad
+                            .reply(Box::new(response.with_data(&records.bytes).emit())),
+                    );
                 }
             }
         }
@@ -234,63 +276,96 @@ impl Sa {
     fn report_groups(&mut self, now: Instant, subnet: &Subnet<'_>) {
         for (trap, mgid, pkey) in self.groups.take_news() {
             let about = inform::About::Group(pkey);
-            self.informs.report(now, subnet, trap, mgid, about, &mut self.out);
+            self.informs
+                .report(now, subnet, trap, mgid, about, &mut self.out);
         }
     }
 
     /// A port came into service.
-    pub fn port_up(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId) {
+    pub(super) fn port_up(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId) {
         self.report_port(now, subnet, id, wire::mad::attr::TrapNumber::GID_IN_SERVICE);
     }
 
     /// A port is gone or began anew: frees all that it registered.
-    pub fn port_gone(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId) {
-        let Some(port) = subnet.topo.port(id) else { return };
+    pub(super) fn port_gone(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId) {
+        let Some(port) = subnet.topo.port(id) else {
+            return;
+        };
         self.groups.drop_port(port.guid);
         self.informs.drop_port(port.lid, port.guid);
         self.services.drop_port(subnet.gid(port));
         self.rmpp.drop_port(port.lid);
         self.report_groups(now, subnet);
         if port.announced {
-            self.report_port(now, subnet, id, wire::mad::attr::TrapNumber::GID_OUT_OF_SERVICE);
+            self.report_port(
+                now,
+                subnet,
+                id,
+                wire::mad::attr::TrapNumber::GID_OUT_OF_SERVICE,
+            );
         }
     }
 
-    fn report_port(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId, trap: wire::mad::attr::TrapNumber) {
-        let Some(port) = subnet.topo.port(id) else { return };
-        self.informs.report(now, subnet, trap, subnet.gid(port), inform::About::Port(port), &mut self.out);
+    fn report_port(
+        &mut self,
+        now: Instant,
+        subnet: &Subnet<'_>,
+        id: PortId,
+        trap: wire::mad::attr::TrapNumber,
+    ) {
+        let Some(port) = subnet.topo.port(id) else {
+            return;
+        };
+        self.informs.report(
+            now,
+            subnet,
+            trap,
+            subnet.gid(port),
+            inform::About::Port(port),
+            &mut self.out,
+        );
     }
 
     /// The configuration changed: groups that exist from the start, and who may be a member.
-    pub fn reconfigure(&mut self, now: Instant, subnet: &Subnet<'_>) {
+    pub(super) fn reconfigure(&mut self, now: Instant, subnet: &Subnet<'_>) {
         self.groups.reconfigure(subnet.config);
         self.report_groups(now, subnet);
     }
 
-    pub fn all_groups_dirty(&mut self) {
+    pub(super) fn all_groups_dirty(&mut self) {
         self.groups.all_dirty();
     }
-    pub fn limit_mlids(&mut self, capacity: Option<u16>) {
+    pub(super) fn limit_mlids(&mut self, capacity: Option<u16>) {
         self.groups.limit_mlids(capacity);
     }
-    pub fn has_dirty_groups(&self) -> bool {
+    pub(super) fn has_dirty_groups(&self) -> bool {
         self.groups.has_dirty()
     }
     /// Multicast LIDs whose trees must be made anew, with the attachments of those who receive and those who only send.
-    pub fn take_dirty_groups(&mut self, topo: &Topology) -> Vec<(Lid, Vec<PortId>, Vec<PortId>)> {
+    pub(super) fn take_dirty_groups(
+        &mut self,
+        topo: &Topology,
+    ) -> Vec<(Lid, Vec<PortId>, Vec<PortId>)> {
         self.groups.take_dirty(topo)
     }
-    pub fn groups(&self) -> &member::Groups {
+    pub(super) fn groups(&self) -> &member::Groups {
         &self.groups
     }
 
-    pub fn poll_transmit(&mut self) -> Option<MadSend> {
+    pub(super) fn poll_transmit(&mut self) -> Option<MadSend> {
         self.out.pop_front()
     }
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.informs.poll_timeout(), self.rmpp.poll_timeout(), self.services.poll_timeout()].into_iter().flatten().min()
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        [
+            self.informs.poll_timeout(),
+            self.rmpp.poll_timeout(),
+            self.services.poll_timeout(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
-    pub fn handle_timeout(&mut self, now: Instant, counters: &Counters) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, counters: &Counters) {
         self.informs.handle_timeout(now, &mut self.out, counters);
         self.rmpp.handle_timeout(now, &mut self.out, counters);
         self.services.handle_timeout(now);
@@ -306,7 +381,10 @@ fn class_port_info() -> Records {
     let info = ClassPortInfo {
         base_version: 1,
         class_version: 2,
-        capability_mask: IS_GET_SET_NOTICE | IS_SUBNET_OPTIONAL_RECORDS_SUPPORTED | IS_UD_MULTICAST_SUPPORTED | IS_PORT_INFO_CAP_MASK_MATCH_SUPPORTED,
+        capability_mask: IS_GET_SET_NOTICE
+            | IS_SUBNET_OPTIONAL_RECORDS_SUPPORTED
+            | IS_UD_MULTICAST_SUPPORTED
+            | IS_PORT_INFO_CAP_MASK_MATCH_SUPPORTED,
         capability_mask2: ClassPortInfo::SA_IS_SEND_ONLY_FULL_MEMBER_SUPPORTED,
         resp_time_value: 16,
         redirect_qp: Qpn::GSI,
@@ -314,7 +392,10 @@ fn class_port_info() -> Records {
         trap_q_key: QKey::GSI,
         ..ClassPortInfo::default()
     };
-    Records { attr_offset: 0, ..Records::one(&info.emit()) }
+    Records {
+        attr_offset: 0,
+        ..Records::one(&info.emit())
+    }
 }
 
 /// A retry after this time suits all that waits for an answer of a client.

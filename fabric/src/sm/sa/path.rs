@@ -1,7 +1,7 @@
 //! PathRecord (IBA 15.2.5.16).
 
-use super::member::Groups;
 use super::super::topology::{PortData, PortId};
+use super::member::Groups;
 use super::{Answer, Records, Request, Subnet};
 use wire::mad::attr::{PathRecord, Selector, path_record as comp};
 use wire::mad::{MadStatus, Method};
@@ -11,7 +11,12 @@ use wire::{Gid, Lid, MtuCode, PKey, RateCode, ServiceLevel};
 const MAX_PATHS: usize = 16_384;
 
 /// The paths that a request asks for.
-pub(super) fn query(subnet: &Subnet<'_>, groups: &Groups, request: &Request<'_>, asked: PathRecord) -> Answer {
+pub(super) fn query(
+    subnet: &Subnet<'_>,
+    groups: &Groups,
+    request: &Request<'_>,
+    asked: PathRecord,
+) -> Answer {
     let mut records = Records::new(PathRecord::LEN);
     if request.has(comp::DGID) && asked.dgid.is_multicast() {
         if let Some(path) = to_group(subnet, groups, request, &asked) {
@@ -19,10 +24,25 @@ pub(super) fn query(subnet: &Subnet<'_>, groups: &Groups, request: &Request<'_>,
         }
         return Ok(records);
     }
-    let sources = ends(subnet, request.has(comp::SGID).then_some(asked.sgid), request.has(comp::SLID).then_some(asked.slid))?;
-    let destinations = ends(subnet, request.has(comp::DGID).then_some(asked.dgid), request.has(comp::DLID).then_some(asked.dlid))?;
+    let sources = ends(
+        subnet,
+        request.has(comp::SGID).then_some(asked.sgid),
+        request.has(comp::SLID).then_some(asked.slid),
+    )?;
+    let destinations = ends(
+        subnet,
+        request.has(comp::DGID).then_some(asked.dgid),
+        request.has(comp::DLID).then_some(asked.dlid),
+    )?;
     let all = |ends: Option<Vec<PortId>>| {
-        ends.unwrap_or_else(|| subnet.topo.end_ports().filter(|(_, p)| p.lid.is_unicast()).map(|(id, _)| id).collect())
+        ends.unwrap_or_else(|| {
+            subnet
+                .topo
+                .end_ports()
+                .filter(|(_, p)| p.lid.is_unicast())
+                .map(|(id, _)| id)
+                .collect()
+        })
     };
     if request.sa.header.method == Method::GET && (sources.is_none() || destinations.is_none()) {
         // A Get is for one path, and both its ends must be said.
@@ -43,7 +63,11 @@ pub(super) fn query(subnet: &Subnet<'_>, groups: &Groups, request: &Request<'_>,
 }
 
 /// The end ports that GID and LID name; `None`: neither is given.
-fn ends(subnet: &Subnet<'_>, gid: Option<Gid>, lid: Option<Lid>) -> Result<Option<Vec<PortId>>, MadStatus> {
+fn ends(
+    subnet: &Subnet<'_>,
+    gid: Option<Gid>,
+    lid: Option<Lid>,
+) -> Result<Option<Vec<PortId>>, MadStatus> {
     if gid.is_some_and(|g| g.prefix() != subnet.config.subnet_prefix) {
         return Err(MadStatus::SA_REQ_INVALID_GID);
     }
@@ -56,43 +80,88 @@ fn ends(subnet: &Subnet<'_>, gid: Option<Gid>, lid: Option<Lid>) -> Result<Optio
     })
 }
 
-fn path(subnet: &Subnet<'_>, request: &Request<'_>, asked: &PathRecord, from: PortId, to: PortId) -> Option<PathRecord> {
+fn path(
+    subnet: &Subnet<'_>,
+    request: &Request<'_>,
+    asked: &PathRecord,
+    from: PortId,
+    to: PortId,
+) -> Option<PathRecord> {
     let (source, destination) = (subnet.topo.port(from)?, subnet.topo.port(to)?);
-    if !request.may_see(subnet, from) || !request.may_see(subnet, to) || !source.lid.is_unicast() || !destination.lid.is_unicast() {
+    if !request.may_see(subnet, from)
+        || !request.may_see(subnet, to)
+        || !source.lid.is_unicast()
+        || !destination.lid.is_unicast()
+    {
         return None;
     }
     let p_key = match request.has(comp::P_KEY) {
         true => {
-            let (a, b) = (source.pkey_like(asked.p_key)?, destination.pkey_like(asked.p_key)?);
+            let (a, b) = (
+                source.pkey_like(asked.p_key)?,
+                destination.pkey_like(asked.p_key)?,
+            );
             (a.matches(b) || from == to).then_some(asked.p_key)?
         }
         false => common_pkey(source, destination, from == to)?,
     };
-    let partition = subnet.config.partitions.iter().find(|p| p.pkey.base() == p_key.base());
-    let sl = partition.and_then(|p| p.ipoib).map_or(ServiceLevel(0), |g| g.sl);
+    let partition = subnet
+        .config
+        .partitions
+        .iter()
+        .find(|p| p.pkey.base() == p_key.base());
+    let sl = partition
+        .and_then(|p| p.ipoib)
+        .map_or(ServiceLevel(0), |g| g.sl);
     if request.has(comp::SL) && asked.sl != sl {
         return None;
     }
     let hops = subnet.routing.trace(subnet.topo, from, to)?;
-    let ports = || hops.iter().filter_map(|hop| subnet.topo.port(*hop)).filter(|p| p.info.is_some());
+    let ports = || {
+        hops.iter()
+            .filter_map(|hop| subnet.topo.port(*hop))
+            .filter(|p| p.info.is_some())
+    };
     let mtu = ports().map(PortData::mtu).min()?;
     let rate = ports().map(PortData::rate).min_by_key(|r| r.mbps())?;
-    let life = if from == to { 0 } else { subnet.config.packet_life_time };
+    let life = if from == to {
+        0
+    } else {
+        subnet.config.packet_life_time
+    };
     Some(PathRecord {
         service_id: 0,
         dgid: subnet.gid(destination),
         sgid: subnet.gid(source),
         dlid: destination.lid,
         slid: source.lid,
-        flow_label: if request.has(comp::FLOW_LABEL) { asked.flow_label } else { 0 },
-        tclass: if request.has(comp::TCLASS) { asked.tclass } else { 0 },
+        flow_label: if request.has(comp::FLOW_LABEL) {
+            asked.flow_label
+        } else {
+            0
+        },
+        tclass: if request.has(comp::TCLASS) {
+            asked.tclass
+        } else {
+            0
+        },
         reversible: true,
         p_key,
         sl,
         mtu_selector: Selector::EXACTLY,
-        mtu: choose_mtu(mtu, request.has(comp::MTU | comp::MTU_SELECTOR).then_some((asked.mtu_selector, asked.mtu)))?,
+        mtu: choose_mtu(
+            mtu,
+            request
+                .has(comp::MTU | comp::MTU_SELECTOR)
+                .then_some((asked.mtu_selector, asked.mtu)),
+        )?,
         rate_selector: Selector::EXACTLY,
-        rate: choose_rate(rate, request.has(comp::RATE | comp::RATE_SELECTOR).then_some((asked.rate_selector, asked.rate)))?,
+        rate: choose_rate(
+            rate,
+            request
+                .has(comp::RATE | comp::RATE_SELECTOR)
+                .then_some((asked.rate_selector, asked.rate)),
+        )?,
         packet_life_time_selector: Selector::EXACTLY,
         packet_life_time: choose_life(
             life,
@@ -106,8 +175,18 @@ fn path(subnet: &Subnet<'_>, request: &Request<'_>, asked: &PathRecord, from: Po
 
 /// The partition with the lowest number that both are in and may talk in, with the source's membership (as OpenSM chooses).
 fn common_pkey(source: &PortData, destination: &PortData, same: bool) -> Option<PKey> {
-    let usable = |a: &PKey| destination.pkeys.iter().any(|b| a.matches(*b) || same && a == b && a.base() != 0);
-    source.pkeys.iter().copied().filter(usable).min_by_key(|k| (k.base(), !k.is_full()))
+    let usable = |a: &PKey| {
+        destination
+            .pkeys
+            .iter()
+            .any(|b| a.matches(*b) || same && a == b && a.base() != 0)
+    };
+    source
+        .pkeys
+        .iter()
+        .copied()
+        .filter(usable)
+        .min_by_key(|k| (k.base(), !k.is_full()))
 }
 
 /// The largest MTU of the path that the request allows.
@@ -130,7 +209,10 @@ fn choose_rate(path: RateCode, asked: Option<(Selector, RateCode)>) -> Option<Ra
             if mbps < limit {
                 return Some(path);
             }
-            (2..=24).map(RateCode).filter(|r| r.mbps().is_some_and(|m| m < limit)).max_by_key(|r| r.mbps())
+            (2..=24)
+                .map(RateCode)
+                .filter(|r| r.mbps().is_some_and(|m| m < limit))
+                .max_by_key(|r| r.mbps())
         }
         Some((Selector::EXACTLY, n)) => (mbps >= n.mbps()?).then_some(n),
         _ => Some(path),
@@ -147,11 +229,23 @@ fn choose_life(path: u8, asked: Option<(Selector, u8)>) -> Option<u8> {
 }
 
 /// A multicast group as a destination.
-fn to_group(subnet: &Subnet<'_>, groups: &Groups, request: &Request<'_>, asked: &PathRecord) -> Option<PathRecord> {
+fn to_group(
+    subnet: &Subnet<'_>,
+    groups: &Groups,
+    request: &Request<'_>,
+    asked: &PathRecord,
+) -> Option<PathRecord> {
     let group = groups.get(asked.dgid)?;
-    let source = if request.has(comp::SGID) { subnet.by_gid(asked.sgid)? } else { request.port };
+    let source = if request.has(comp::SGID) {
+        subnet.by_gid(asked.sgid)?
+    } else {
+        request.port
+    };
     let port = subnet.topo.port(source)?;
-    if !request.may_see(subnet, source) || port.pkey_like(group.p_key).is_none() || request.has(comp::P_KEY) && asked.p_key.base() != group.p_key.base() {
+    if !request.may_see(subnet, source)
+        || port.pkey_like(group.p_key).is_none()
+        || request.has(comp::P_KEY) && asked.p_key.base() != group.p_key.base()
+    {
         return None;
     }
     Some(PathRecord {

@@ -44,7 +44,10 @@ impl Sender {
 
     /// Sends all that may go.
     fn advance(&mut self, now: Instant, out: &mut VecDeque<MadSend>) {
-        let end = self.segments().min(self.limit).min(self.acked.saturating_add(MAX_WINDOW));
+        let end = self
+            .segments()
+            .min(self.limit)
+            .min(self.acked.saturating_add(MAX_WINDOW));
         while self.sent < end {
             self.sent += 1;
             let segment = segment(&self.header, &self.bytes, self.sent);
@@ -59,22 +62,48 @@ pub(super) struct Senders(BTreeMap<Key, Sender>);
 
 impl Senders {
     /// Begins an answer to `to`; `header` is that of all segments.
-    pub fn start(&mut self, now: Instant, to: &MadReceived, header: SaMad, bytes: Vec<u8>, out: &mut VecDeque<MadSend>, counters: &Counters) {
+    pub(super) fn start(
+        &mut self,
+        now: Instant,
+        to: &MadReceived,
+        header: SaMad,
+        bytes: Vec<u8>,
+        out: &mut VecDeque<MadSend>,
+        counters: &Counters,
+    ) {
         let key = (to.slid, to.src_qp, header.header.tid);
         let of_port = self.0.keys().filter(|k| k.0 == to.slid).count();
         if !self.0.contains_key(&key) && (self.0.len() >= MAX_SENDERS || of_port >= MAX_PER_PORT) {
             return counters.add(Counter::SaBusy);
         }
-        let mut sender = Sender { to: to.clone(), header, bytes, acked: 0, limit: 1, sent: 0, deadline: now, retries: 0 };
+        let mut sender = Sender {
+            to: to.clone(),
+            header,
+            bytes,
+            acked: 0,
+            limit: 1,
+            sent: 0,
+            deadline: now,
+            retries: 0,
+        };
         sender.advance(now, out);
         // A request that came twice begins its answer anew.
         self.0.insert(key, sender);
     }
 
     /// ACK, STOP or ABORT of a receiver.
-    pub fn handle(&mut self, now: Instant, from: &MadReceived, sa: &SaMad, out: &mut VecDeque<MadSend>, counters: &Counters) {
+    pub(super) fn handle(
+        &mut self,
+        now: Instant,
+        from: &MadReceived,
+        sa: &SaMad,
+        out: &mut VecDeque<MadSend>,
+        counters: &Counters,
+    ) {
         let key = (from.slid, from.src_qp, sa.header.tid);
-        let Some(sender) = self.0.get_mut(&key) else { return };
+        let Some(sender) = self.0.get_mut(&key) else {
+            return;
+        };
         if sa.rmpp.kind != RmppHeader::ACK {
             counters.add(Counter::RmppAborted);
             self.0.remove(&key);
@@ -101,16 +130,21 @@ impl Senders {
         }
     }
 
-    pub fn drop_port(&mut self, lid: Lid) {
+    pub(super) fn drop_port(&mut self, lid: Lid) {
         self.0.retain(|key, _| key.0 != lid);
     }
 
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.0.values().map(|s| s.deadline).min()
     }
 
     /// Goes back to the first segment without an ACK.
-    pub fn handle_timeout(&mut self, now: Instant, out: &mut VecDeque<MadSend>, counters: &Counters) {
+    pub(super) fn handle_timeout(
+        &mut self,
+        now: Instant,
+        out: &mut VecDeque<MadSend>,
+        counters: &Counters,
+    ) {
         self.0.retain(|_, sender| {
             if sender.deadline > now {
                 return true;

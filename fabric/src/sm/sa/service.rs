@@ -12,7 +12,13 @@ const MAX_SERVICES: usize = 16_384;
 const MAX_PER_PORT: usize = 128;
 const FOR_EVER: u32 = u32::MAX;
 
-const COMPONENTS: &[Field] = &[(0, 0, 64), (1, 64, 128), (2, 192, 16), (5, 256, 128), (6, 384, 512)];
+const COMPONENTS: &[Field] = &[
+    (0, 0, 64),
+    (1, 64, 128),
+    (2, 192, 16),
+    (5, 256, 128),
+    (6, 384, 512),
+];
 
 /// All records, with the time when each expires.
 #[derive(Default)]
@@ -24,13 +30,25 @@ impl Services {
     }
 
     fn same(a: &ServiceRecord, b: &ServiceRecord) -> bool {
-        a.service_id == b.service_id && a.service_gid == b.service_gid && a.service_p_key == b.service_p_key
+        a.service_id == b.service_id
+            && a.service_gid == b.service_gid
+            && a.service_p_key == b.service_p_key
     }
 
-    pub fn set(&mut self, now: Instant, subnet: &Subnet<'_>, request: &Request<'_>, record: ServiceRecord) -> Answer {
+    pub(super) fn set(
+        &mut self,
+        now: Instant,
+        subnet: &Subnet<'_>,
+        request: &Request<'_>,
+        record: ServiceRecord,
+    ) -> Answer {
         // Identifier and GID are the key (IBA 15.2.5.15); a foreign port's services are not for others to offer.
         let has_key = request.sa.component_mask.0 & 0b11 == 0b11;
-        let in_partition = record.service_p_key.0 == 0 || subnet.topo.port(request.port).is_some_and(|p| p.pkey_like(record.service_p_key).is_some());
+        let in_partition = record.service_p_key.0 == 0
+            || subnet
+                .topo
+                .port(request.port)
+                .is_some_and(|p| p.pkey_like(record.service_p_key).is_some());
         if !has_key || !Self::owned(subnet, request, &record) || !in_partition {
             return Err(MadStatus::SA_REQ_INVALID);
         }
@@ -38,11 +56,16 @@ impl Services {
         if request.sa.component_mask.0 & 1 << 4 == 0 {
             record.service_lease = FOR_EVER;
         }
-        let expires = (record.service_lease != FOR_EVER).then(|| now + Duration::from_secs(record.service_lease.into()));
+        let expires = (record.service_lease != FOR_EVER)
+            .then(|| now + Duration::from_secs(record.service_lease.into()));
         if let Some(old) = self.0.iter_mut().find(|(old, _)| Self::same(old, &record)) {
             *old = (record, expires);
         } else {
-            let of_port = self.0.iter().filter(|(old, _)| old.service_gid == record.service_gid).count();
+            let of_port = self
+                .0
+                .iter()
+                .filter(|(old, _)| old.service_gid == record.service_gid)
+                .count();
             if self.0.len() >= MAX_SERVICES || of_port >= MAX_PER_PORT {
                 return Err(MadStatus::SA_NO_RESOURCES);
             }
@@ -51,18 +74,26 @@ impl Services {
         Ok(Records::one(&record.emit()))
     }
 
-    pub fn delete(&mut self, subnet: &Subnet<'_>, request: &Request<'_>, record: ServiceRecord) -> Answer {
+    pub(super) fn delete(&mut self, subnet: &Subnet<'_>, request: &Request<'_>) -> Answer {
         let mask = request.sa.component_mask.0;
-        let found = self.0.iter().position(|(old, _)| matches(mask, &request.sa.data, &old.emit(), COMPONENTS)).ok_or(MadStatus::SA_NO_RECORDS)?;
+        let found = self
+            .0
+            .iter()
+            .position(|(old, _)| matches(mask, &request.sa.data, &old.emit(), COMPONENTS))
+            .ok_or(MadStatus::SA_NO_RECORDS)?;
         if !Self::owned(subnet, request, &self.0[found].0) {
             return Err(MadStatus::SA_REQ_INVALID);
         }
-        let _ = record;
         let (record, _) = self.0.remove(found);
         Ok(Records::one(&record.emit()))
     }
 
-    pub fn query(&self, now: Instant, subnet: &Subnet<'_>, request: &Request<'_>) -> Records {
+    pub(super) fn query(
+        &self,
+        now: Instant,
+        subnet: &Subnet<'_>,
+        request: &Request<'_>,
+    ) -> Records {
         let mut records = Records::new(ServiceRecord::LEN);
         let own = subnet.topo.port(request.port);
         for (record, expires) in &self.0 {
@@ -71,7 +102,14 @@ impl Services {
                     let key = record.service_p_key;
                     key == PKey(0) || p.pkey_like(key).is_some()
                 });
-            if !visible || !matches(request.sa.component_mask.0, &request.sa.data, &record.emit(), COMPONENTS) {
+            if !visible
+                || !matches(
+                    request.sa.component_mask.0,
+                    &request.sa.data,
+                    &record.emit(),
+                    COMPONENTS,
+                )
+            {
                 continue;
             }
             let mut record = *record;
@@ -86,13 +124,14 @@ impl Services {
         records
     }
 
-    pub fn drop_port(&mut self, gid: Gid) {
+    pub(super) fn drop_port(&mut self, gid: Gid) {
         self.0.retain(|(record, _)| record.service_gid != gid);
     }
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.0.iter().filter_map(|(_, expires)| *expires).min()
     }
-    pub fn handle_timeout(&mut self, now: Instant) {
-        self.0.retain(|(_, expires)| expires.is_none_or(|at| at > now));
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.0
+            .retain(|(_, expires)| expires.is_none_or(|at| at > now));
     }
 }
