@@ -240,10 +240,14 @@ impl SubnetManager {
             wanted.operational_vls = actual.vl_cap.min(peer.vl_cap).max(1);
             wanted.port_state = PortState::ARMED;
         }
+        if is_management && actual.port_state == PortState::INIT {
+            // An enhanced port 0 has states too, but no link to wait for (IBA 18.2.4.1).
+            wanted.port_state = PortState::ARMED;
+        }
         let routed = self.smps.lft_settled();
         let mut waits = false;
-        if actual.port_state == PortState::ARMED && !is_management {
-            let both = peer.is_some_and(|p| p.state() >= PortState::ARMED);
+        if actual.port_state == PortState::ARMED {
+            let both = is_management || peer.is_some_and(|p| p.state() >= PortState::ARMED);
             if both && pkeys_ready && routed {
                 wanted.port_state = PortState::ACTIVE;
             }

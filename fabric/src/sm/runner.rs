@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use verbs::{MadAgent, MadReceived, VerbsError};
 use wire::Qpn;
-use wire::mad::MgmtClass;
+use wire::mad::{Method, MgmtClass};
 
 /// The agents of a subnet manager at its port. Dropping it takes IsSM from the port.
 pub struct SmPort {
@@ -38,12 +38,20 @@ impl SmPort {
 
     /// Sends all that the manager has to send.
     pub fn pump(&self, sm: &mut SubnetManager) {
-        while let Some(mad) = sm.poll_transmit() {
-            if mad.remote_qpn == Qpn::SMI {
-                self.smi.send(mad)
+        while let Some(mut mad) = sm.poll_transmit() {
+            let agent = if mad.remote_qpn == Qpn::SMI {
+                &self.smi
             } else {
-                self.gsi.send(mad)
+                &self.gsi
+            };
+            // Answers come back by the agent's number; what is an answer itself keeps the TID that it has.
+            if matches!(
+                Method(mad.mad[3]),
+                Method::GET | Method::SET | Method::REPORT
+            ) {
+                mad.mad[8..12].copy_from_slice(&agent.tid_high().to_be_bytes());
             }
+            agent.send(mad);
         }
     }
 
