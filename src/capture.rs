@@ -54,8 +54,8 @@ pub fn run(args: &cli::Capture) -> anyhow::Result<ExitCode> {
     let lost = control::ask(&instance, &Request::Captured)
         .and_then(|v| Ok(serde_json::from_value::<Captured>(v)?));
     match lost {
-        Ok(Captured { dropped, .. }) => eprintln!("{frames} frames captured, {dropped} dropped"),
-        Err(_) => eprintln!("{frames} frames captured; {} has ended", instance.name),
+        Ok(Captured { dropped, .. }) => eprintln!("frames captured: {frames}, dropped: {dropped}"),
+        Err(_) => eprintln!("frames captured: {frames}; {} has ended", instance.name),
     }
     match written {
         // Whoever read has seen enough.

@@ -141,7 +141,7 @@ pub enum ShowWhat {
     Path,
     /// Multicast groups
     Mcast,
-    /// Counters, drops with their reasons
+    /// Counters, drops with their reasons: those that are not 0; all of them with --json
     Stats,
     /// Nodes, ports, groups and members of a fabric
     Fabric,

@@ -4,7 +4,7 @@
 
 use crate::cli;
 use crate::show::table::clean;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use fabric::link::pcap::{LinkType, PcapError, PcapFrame, PcapReader};
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
@@ -43,7 +43,7 @@ pub fn run(args: &cli::Decode) -> anyhow::Result<ExitCode> {
                 0 => String::new(),
                 n => format!(" after frame {n}"),
             };
-            Err(error).with_context(|| format!("{}{after}", args.file.display()))
+            Err(anyhow!("{}{after}: {error}", args.file.display()))
         }
     }
 }

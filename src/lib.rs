@@ -2,5 +2,16 @@
 
 pub mod cli;
 pub mod config;
-mod machines;
+pub mod capture;
+pub mod control;
+pub mod decode;
+pub mod resolve;
+pub mod show;
+pub mod machines;
 pub mod run;
+pub mod fabric_command;
+pub mod linux;
+pub mod node;
+pub mod signals;
+pub mod subnet;
+pub mod up;

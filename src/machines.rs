@@ -3,12 +3,13 @@
 use crate::run::Machine;
 use datapath::plane::Upcall;
 use datapath::{Input, Interface};
-use fabric::node::{NodeControl, NodeInput};
+use fabric::node::{NodeControl, NodeInput, NodePlane};
 use fabric::sm::SubnetManager;
+use fabric::sm::runner::SmPort;
 use std::time::Instant;
-use verbs::{MadAgent, MadReceived};
+use verbs::MadReceived;
 
-impl Machine for NodeControl {
+impl<P: NodePlane + Send + Sync + 'static> Machine for NodeControl<P> {
     type Input = NodeInput;
 
     fn handle(&mut self, now: Instant, input: NodeInput) {
@@ -19,6 +20,28 @@ impl Machine for NodeControl {
     }
     fn handle_timeout(&mut self, now: Instant) {
         NodeControl::handle_timeout(self, now)
+    }
+}
+
+/// A subnet manager at its port.
+pub struct Manager {
+    /// The manager.
+    pub sm: SubnetManager,
+    /// Its agents.
+    pub port: SmPort,
+}
+
+impl Machine for Manager {
+    type Input = MadReceived;
+
+    fn handle(&mut self, now: Instant, mad: MadReceived) {
+        self.port.turn(now, &mut self.sm, [mad]);
+    }
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.sm.poll_timeout()
+    }
+    fn handle_timeout(&mut self, now: Instant) {
+        self.port.turn(now, &mut self.sm, []);
     }
 }
 

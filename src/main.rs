@@ -1,1 +1,27 @@
-fn main() {}
+//! The program `ipoib`.
+
+use clap::Parser;
+use ipoib::cli::{Cli, Command};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = match EnvFilter::try_new(&cli.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            eprintln!("ipoib: --log {}: {error}", cli.log);
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match cli.command {
+        Command::Fabric(args) => ipoib::fabric_command::run(args),
+        Command::Up(args) => ipoib::up::run(args),
+        _ => unimplemented!(),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("ipoib: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -94,7 +94,11 @@ impl<M: Machine> Inbox<M> {
 pub struct Running<M: Machine> {
     inbox: Inbox<M>,
     thread: Option<JoinHandle<()>>,
+    ended: Receiver<Never>,
 }
+
+/// Nothing of this kind can be sent.
+pub enum Never {}
 
 impl<M: Machine> Running<M> {
     /// Its queues.
@@ -102,9 +106,9 @@ impl<M: Machine> Running<M> {
         &self.inbox
     }
 
-    /// Waits until the machine has ended by itself or was stopped.
-    pub fn wait(mut self) {
-        self.join();
+    /// A channel that is disconnected when the machine has ended by itself or was stopped.
+    pub fn ended(&self) -> &Receiver<Never> {
+        &self.ended
     }
 
     fn join(&mut self) {
@@ -123,13 +127,17 @@ impl<M: Machine> Drop for Running<M> {
     }
 }
 
-/// Starts the thread of `machine`. `at_end` runs on it when the machine has ended, and then drops the machine.
+/// Starts the thread of `machine`.
 ///
 /// # Errors
 /// The system has no thread to give.
 pub fn spawn<M: Machine>(name: &str, inbox: Inbox<M>, outbox: Outbox<M>, machine: M) -> io::Result<Running<M>> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || drive(machine, &outbox))?;
-    Ok(Running { inbox, thread: Some(thread) })
+    let (at_end, ended) = bounded(0);
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let _at_end: Sender<Never> = at_end;
+        drive(machine, &outbox);
+    })?;
+    Ok(Running { inbox, thread: Some(thread), ended })
 }
 
 fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
@@ -201,7 +209,8 @@ mod tests {
         assert_eq!(seen, [1, 2, 10, 11]);
         assert_eq!(running.inbox().call(|m, _| m.ticks), Some(1));
         assert!(inbox.put(99));
-        running.wait();
+        assert!(running.ended().recv().is_err());
+        drop(running);
         assert_eq!(inbox.call(|m, _| m.ticks), None);
     }
 

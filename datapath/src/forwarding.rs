@@ -25,7 +25,19 @@ pub(crate) struct Destination {
 impl Destination {
     pub(crate) fn new(ah: AddressHandle, qpn: Qpn, mtu: usize, report_use: bool) -> Arc<Self> {
         let report_use = AtomicBool::new(report_use);
-        Arc::new(Destination { ah, qpn, mtu, report_use, packets: AtomicU64::new(0), bytes: AtomicU64::new(0) })
+        Arc::new(Destination {
+            ah,
+            qpn,
+            mtu,
+            report_use,
+            packets: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Control wants to hear of the next use.
+    pub(crate) fn ask_use(&self) {
+        self.report_use.store(true, Relaxed);
     }
 
     /// True once after each time that control asked for it.
@@ -77,7 +89,9 @@ impl Forwarding {
             IpAddr::V6(a) if a.is_multicast() => identity.mgid(ip),
             _ => match *self.hops.get(&ip)? {
                 Hop::Broadcast => identity.mgid(IpAddr::V4(Ipv4Addr::BROADCAST)),
-                Hop::Neighbour(hop) => return self.neighbours.get(&hop).map(|d| (Key::Neighbour(hop), d)),
+                Hop::Neighbour(hop) => {
+                    return self.neighbours.get(&hop).map(|d| (Key::Neighbour(hop), d));
+                }
             },
         };
         self.groups.get(&mgid).map(|d| (Key::Group(mgid), d))
@@ -106,8 +120,12 @@ impl Identity {
 /// Destination address of an IP packet; `None` if it is not one.
 pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
-        4 => Some(IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(packet.get(..20)?.get(16..20)?).ok()?))),
-        6 => Some(IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(..40)?.get(24..40)?).ok()?))),
+        4 => Some(IpAddr::V4(Ipv4Addr::from(
+            <[u8; 4]>::try_from(packet.get(..20)?.get(16..20)?).ok()?,
+        ))),
+        6 => Some(IpAddr::V6(Ipv6Addr::from(
+            <[u8; 16]>::try_from(packet.get(..40)?.get(24..40)?).ok()?,
+        ))),
         _ => None,
     }
 }

@@ -2,7 +2,9 @@
 
 use etherparse::icmpv4::DestUnreachableHeader;
 use etherparse::icmpv6::DestUnreachableCode;
-use etherparse::{Icmpv4Type, Icmpv6Type, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice, PacketBuilder};
+use etherparse::{
+    Icmpv4Type, Icmpv6Type, IpNumber, Ipv4HeaderSlice, Ipv6HeaderSlice, PacketBuilder,
+};
 use std::time::{Duration, Instant};
 
 /// Why a packet did not leave.
@@ -38,25 +40,40 @@ fn error_v4(packet: &[u8], reason: Reason) -> Option<Vec<u8>> {
     let (source, destination) = (ip.source_addr(), ip.destination_addr());
     let rest = &packet[ip.slice().len()..];
     // RFC 1122 section 3.2.2: not about ICMP errors, later fragments, groups, or a source that is not one host.
-    let about_error = ip.protocol() == IpNumber::ICMP && !matches!(rest.first(), Some(0 | 8 | 13..=18));
-    let one_host = !(source.is_unspecified() || source.is_multicast() || source.is_broadcast() || source.is_loopback());
-    if about_error || !one_host || ip.fragments_offset().value() != 0 || destination.is_multicast() || destination.is_broadcast() {
+    let about_error =
+        ip.protocol() == IpNumber::ICMP && !matches!(rest.first(), Some(0 | 8 | 13..=18));
+    let one_host = !(source.is_unspecified()
+        || source.is_multicast()
+        || source.is_broadcast()
+        || source.is_loopback());
+    if about_error
+        || !one_host
+        || ip.fragments_offset().value() != 0
+        || destination.is_multicast()
+        || destination.is_broadcast()
+    {
         return None;
     }
     let kind = match reason {
-        Reason::TooBig(mtu) => DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: u16::try_from(mtu).unwrap_or(u16::MAX) },
+        Reason::TooBig(mtu) => DestUnreachableHeader::FragmentationNeeded {
+            next_hop_mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        },
         Reason::Unreachable => DestUnreachableHeader::Host,
     };
     // From the destination: a packet from an address of the host itself would be dropped as a martian.
-    let builder = PacketBuilder::ipv4(destination.octets(), source.octets(), 64).icmpv4(Icmpv4Type::DestinationUnreachable(kind));
-    write(&packet[..packet.len().min(QUOTE_V4)], |quoted, out| builder.write(out, quoted).is_ok())
+    let builder = PacketBuilder::ipv4(destination.octets(), source.octets(), 64)
+        .icmpv4(Icmpv4Type::DestinationUnreachable(kind));
+    write(&packet[..packet.len().min(QUOTE_V4)], |quoted, out| {
+        builder.write(out, quoted).is_ok()
+    })
 }
 
 fn error_v6(packet: &[u8], reason: Reason) -> Option<Vec<u8>> {
     let ip = Ipv6HeaderSlice::from_slice(packet).ok()?;
     let (source, destination) = (ip.source_addr(), ip.destination_addr());
     // RFC 4443 section 2.4e: not about errors; too-big may be about a group.
-    let about_error = ip.next_header() == IpNumber::IPV6_ICMP && packet.get(40).is_none_or(|t| *t < 128);
+    let about_error =
+        ip.next_header() == IpNumber::IPV6_ICMP && packet.get(40).is_none_or(|t| *t < 128);
     if about_error || source.is_unspecified() || source.is_multicast() || source.is_loopback() {
         return None;
     }
@@ -70,7 +87,9 @@ fn error_v6(packet: &[u8], reason: Reason) -> Option<Vec<u8>> {
         Reason::Unreachable => Icmpv6Type::DestinationUnreachable(DestUnreachableCode::Address),
     };
     let builder = PacketBuilder::ipv6(from.octets(), source.octets(), 64).icmpv6(kind);
-    write(quote(packet), |quoted, out| builder.write(out, quoted).is_ok())
+    write(quote(packet), |quoted, out| {
+        builder.write(out, quoted).is_ok()
+    })
 }
 
 fn write(quoted: &[u8], write: impl FnOnce(&[u8], &mut Vec<u8>) -> bool) -> Option<Vec<u8>> {
@@ -90,12 +109,17 @@ impl RateLimit {
     const INTERVAL: Duration = Duration::from_millis(1);
 
     pub(crate) fn new() -> Self {
-        RateLimit { tokens: Self::BURST, last: None }
+        RateLimit {
+            tokens: Self::BURST,
+            last: None,
+        }
     }
 
     /// May one more go out?
     pub(crate) fn take(&mut self, now: Instant) -> bool {
-        let earned = self.last.map_or(0, |last| now.saturating_duration_since(last).as_nanos() / Self::INTERVAL.as_nanos());
+        let earned = self.last.map_or(0, |last| {
+            now.saturating_duration_since(last).as_nanos() / Self::INTERVAL.as_nanos()
+        });
         if earned > 0 || self.last.is_none() {
             self.tokens = (u128::from(self.tokens) + earned).min(u128::from(Self::BURST)) as u32;
             self.last = Some(now);
@@ -113,7 +137,10 @@ mod tests {
 
     fn udp_v4(destination: [u8; 4], len: usize) -> Vec<u8> {
         let mut out = Vec::new();
-        PacketBuilder::ipv4([10, 0, 0, 1], destination, 64).udp(1, 2).write(&mut out, &vec![7; len]).expect("fits");
+        PacketBuilder::ipv4([10, 0, 0, 1], destination, 64)
+            .udp(1, 2)
+            .write(&mut out, &vec![7; len])
+            .expect("fits");
         out
     }
 
@@ -122,7 +149,9 @@ mod tests {
         let packet = udp_v4([10, 0, 0, 2], 2500);
         let error = error(quote(&packet), Reason::TooBig(2044)).expect("allowed");
         let headers = PacketHeaders::from_ip_slice(&error).expect("valid");
-        let Some(TransportHeader::Icmpv4(icmp)) = headers.transport else { panic!("not ICMP") };
+        let Some(TransportHeader::Icmpv4(icmp)) = headers.transport else {
+            panic!("not ICMP")
+        };
         let expected = DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 2044 };
         assert_eq!(icmp.icmp_type, Icmpv4Type::DestinationUnreachable(expected));
         assert_eq!(headers.payload.slice(), &packet[..QUOTE_V4]);
@@ -133,16 +162,27 @@ mod tests {
         let mut packet = Vec::new();
         let group = "ff02::1".parse::<std::net::Ipv6Addr>().expect("literal");
         let host = "fe80::5".parse::<std::net::Ipv6Addr>().expect("literal");
-        PacketBuilder::ipv6(host.octets(), group.octets(), 1).udp(1, 2).write(&mut packet, &[0; 3000]).expect("fits");
+        PacketBuilder::ipv6(host.octets(), group.octets(), 1)
+            .udp(1, 2)
+            .write(&mut packet, &[0; 3000])
+            .expect("fits");
         let error = error(quote(&packet), Reason::TooBig(1280)).expect("allowed");
         assert_eq!(error.len(), 1280);
-        assert_eq!(Ipv6HeaderSlice::from_slice(&error).expect("valid").source_addr(), host);
+        assert_eq!(
+            Ipv6HeaderSlice::from_slice(&error)
+                .expect("valid")
+                .source_addr(),
+            host
+        );
         assert_eq!(error_v6(quote(&packet), Reason::Unreachable), None);
     }
 
     #[test]
     fn never_about_groups_or_errors() {
-        assert_eq!(error(&udp_v4([224, 0, 0, 1], 10), Reason::Unreachable), None);
+        assert_eq!(
+            error(&udp_v4([224, 0, 0, 1], 10), Reason::Unreachable),
+            None
+        );
         let first = error(&udp_v4([10, 0, 0, 2], 10), Reason::Unreachable).expect("allowed");
         assert_eq!(error(&first, Reason::Unreachable), None);
         assert_eq!(error(&[], Reason::Unreachable), None);
@@ -153,7 +193,10 @@ mod tests {
     fn rate_is_limited_and_recovers() {
         let mut limit = RateLimit::new();
         let start = Instant::now();
-        assert_eq!((0..500).filter(|_| limit.take(start)).count(), RateLimit::BURST as usize);
+        assert_eq!(
+            (0..500).filter(|_| limit.take(start)).count(),
+            RateLimit::BURST as usize
+        );
         let later = start + 10 * RateLimit::INTERVAL;
         assert_eq!((0..500).filter(|_| limit.take(later)).count(), 10);
     }

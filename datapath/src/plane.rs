@@ -15,7 +15,10 @@ use verbs::{ReceiveHandler, UdReceive, UdSend};
 use wire::ipoib::nd::is_neighbor_discovery;
 use wire::ipoib::{ENCAP_LEN, EncapHeader, EtherType};
 
-const _: () = assert!(HEADROOM == ENCAP_LEN, "the encapsulation header is written into the headroom");
+const _: () = assert!(
+    HEADROOM == ENCAP_LEN,
+    "the encapsulation header is written into the headroom"
+);
 
 /// Sends posted at once.
 const BATCH: usize = 64;
@@ -49,7 +52,12 @@ pub struct Plane {
 impl Plane {
     /// A plane that drops everything until control brings it up.
     pub(crate) fn new(netdev: Arc<dyn Netdev>, control: UpcallSink) -> Self {
-        Plane { table: ArcSwap::from_pointee(Forwarding::default()), netdev, control, counters: Counters::default() }
+        Plane {
+            table: ArcSwap::from_pointee(Forwarding::default()),
+            netdev,
+            control,
+            counters: Counters::default(),
+        }
     }
 
     pub(crate) fn publish(&self, table: Forwarding) {
@@ -88,7 +96,11 @@ impl Plane {
                 Counters::bump(&c.tx_drop_not_ip);
                 continue;
             };
-            let ether_type = if ip.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+            let ether_type = if ip.is_ipv4() {
+                EtherType::IPV4
+            } else {
+                EtherType::IPV6
+            };
             let frame = packet.into_with_headroom();
             frame[..ENCAP_LEN].copy_from_slice(&EncapHeader { ether_type }.emit());
             let frame: &[u8] = frame;
@@ -120,7 +132,13 @@ impl Plane {
                 identity.qp.post_send(&sends);
                 sends.clear();
             }
-            sends.push(UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: frame, lso: None });
+            sends.push(UdSend {
+                ah: &to.ah,
+                remote_qpn: to.qpn,
+                remote_qkey: identity.q_key,
+                payload: frame,
+                lso: None,
+            });
         }
         if !sends.is_empty() {
             identity.qp.post_send(&sends);
@@ -151,7 +169,11 @@ impl Plane {
         let c = &self.counters;
         // The adapter loops own multicast back to other queue pairs and switches may return it: ib_ipoib drops by the same three.
         let own = datagram.slid == identity.lid && datagram.src_qp == identity.qp.qpn();
-        if own && datagram.grh.is_none_or(|(sgid, _)| sgid.guid() == identity.gid.guid()) {
+        if own
+            && datagram
+                .grh
+                .is_none_or(|(sgid, _)| sgid.guid() == identity.gid.guid())
+        {
             return Counters::bump(&c.rx_drop_own);
         }
         let Some((ether_type, packet)) = EncapHeader::split(datagram.payload) else {
@@ -164,7 +186,9 @@ impl Plane {
             multicast: datagram.grh.is_some_and(|(_, dgid)| dgid.is_multicast()),
         };
         match ether_type {
-            EtherType::IPV4 if packet.len() >= 20 && packet[0] >> 4 == 4 => self.receive_ip(packet, source.multicast),
+            EtherType::IPV4 if packet.len() >= 20 && packet[0] >> 4 == 4 => {
+                self.receive_ip(packet, source.multicast)
+            }
             EtherType::IPV6 if packet.len() >= 40 && packet[0] >> 4 == 6 => {
                 if is_neighbor_discovery(packet) {
                     Counters::bump(&c.rx_nd);

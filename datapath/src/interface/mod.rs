@@ -21,8 +21,11 @@ use multicast::{Groups, GroupsConfig, RequestTag};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::Instant;
-use verbs::{MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, UdSend, VerbsError};
+use std::time::{Duration, Instant};
+use verbs::{
+    MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, UdSend,
+    VerbsError,
+};
 use wire::ipoib::{ENCAP_LEN, Scope};
 use wire::mad::MgmtClass;
 use wire::mad::attr::TrapNumber;
@@ -114,13 +117,16 @@ pub struct Interface {
     sa: SaClient,
     requests: HashMap<RequestId, Purpose>,
     /// Traps not subscribed to yet, and when to try again.
-    unsubscribed: BTreeSet<TrapNumber>,
+    unsubscribed: Vec<TrapNumber>,
     subscribe_at: Option<Instant>,
 
     groups: Groups,
     neighbours: Neighbours,
     addresses: BTreeSet<(IpAddr, u8)>,
     host_groups: BTreeSet<IpAddr>,
+
+    /// When the data path is asked again which groups it uses; none while the interface is down.
+    ask_use_at: Option<Instant>,
 
     admin_up: bool,
     /// The port GID and partition that the interface runs with.
@@ -146,6 +152,8 @@ struct Mtu {
     expected: Option<u32>,
 }
 
+/// Groups joined for sending are left when unused for a minute: the data path is asked this often.
+const ASK_USE: Duration = Duration::from_secs(20);
 /// Next hops kept; more destinations than this make a fresh start.
 const MAX_HOPS: usize = 16_384;
 
@@ -172,20 +180,33 @@ impl Interface {
         port.subscribe(Arc::new(move |event| {
             sink(Input::Port(event));
         }));
-        let plane = Arc::new(Plane::new(netdev, Box::new(move |upcall| inputs(Input::Upcall(upcall)))));
+        let plane = Arc::new(Plane::new(
+            netdev,
+            Box::new(move |upcall| inputs(Input::Upcall(upcall))),
+        ));
         Ok(Interface {
             attributes: port.attributes(),
             sa: SaClient::new(config.sa.clone(), agent.tid_high(), seed),
             requests: HashMap::new(),
-            unsubscribed: BTreeSet::new(),
+            unsubscribed: Vec::new(),
             subscribe_at: None,
-            groups: Groups::new(GroupsConfig { scope: config.scope, ..GroupsConfig::default() }, seed ^ 1),
+            ask_use_at: None,
+            groups: Groups::new(
+                GroupsConfig {
+                    scope: config.scope,
+                    ..GroupsConfig::default()
+                },
+                seed ^ 1,
+            ),
             neighbours: Neighbours::new(config.neighbours.clone(), seed ^ 2),
             addresses: BTreeSet::new(),
             host_groups: BTreeSet::new(),
             admin_up: true,
             running: None,
-            mtu: Mtu { admin: config.mtu, ..Mtu::default() },
+            mtu: Mtu {
+                admin: config.mtu,
+                ..Mtu::default()
+            },
             table: Forwarding::default(),
             changed: false,
             errors: RateLimit::new(),
@@ -243,7 +264,16 @@ impl Interface {
 
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.sa.poll_timeout(), self.groups.poll_timeout(), self.neighbours.poll_timeout(), self.subscribe_at].into_iter().flatten().min()
+        [
+            self.sa.poll_timeout(),
+            self.groups.poll_timeout(),
+            self.neighbours.poll_timeout(),
+            self.subscribe_at,
+            self.ask_use_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Time passed.
@@ -253,6 +283,12 @@ impl Interface {
         self.neighbours.handle_timeout(now);
         if self.subscribe_at.is_some_and(|at| at <= now) {
             self.subscribe(now);
+        }
+        if self.ask_use_at.is_some_and(|at| at <= now) {
+            self.ask_use_at = Some(now + ASK_USE);
+            for group in self.table.groups.values() {
+                group.ask_use();
+            }
         }
         self.settle(now);
     }
@@ -331,7 +367,9 @@ impl Interface {
 
     /// Sends packets from control: the queue that waited for a neighbour or group.
     fn send_to(&mut self, now: Instant, to: &Destination, frames: &[Vec<u8>]) {
-        let Some(identity) = self.table.identity.clone() else { return };
+        let Some(identity) = self.table.identity.clone() else {
+            return;
+        };
         for frame in frames {
             let packet = frame.get(ENCAP_LEN..).unwrap_or_default();
             if packet.len() > to.mtu {
@@ -339,7 +377,13 @@ impl Interface {
                 self.icmp_error(now, packet, Reason::TooBig(to.mtu));
                 continue;
             }
-            let send = UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: frame, lso: None };
+            let send = UdSend {
+                ah: &to.ah,
+                remote_qpn: to.qpn,
+                remote_qkey: identity.q_key,
+                payload: frame,
+                lso: None,
+            };
             identity.qp.post_send(&[send]);
             let counters = self.plane.counters();
             Counters::bump(&counters.tx_packets);
@@ -413,7 +457,11 @@ impl Interface {
             Some(_) => self.mtu.expected = None,
             // The first report is what the device was made with, not a wish.
             None if self.mtu.device.is_some_and(|old| old != mtu) => {
-                self.mtu.admin = self.mtu.group.is_none_or(|group| mtu < group).then_some(mtu);
+                self.mtu.admin = self
+                    .mtu
+                    .group
+                    .is_none_or(|group| mtu < group)
+                    .then_some(mtu);
             }
             None => {}
         }
@@ -425,12 +473,16 @@ impl Interface {
     fn apply_mtu(&mut self) {
         let Some(group) = self.mtu.group else { return };
         let wanted = self.mtu.admin.map_or(group, |admin| admin.min(group));
-        if self.mtu.device == Some(wanted) && self.mtu.expected.is_none() || self.mtu.expected == Some(wanted) {
+        if self.mtu.device == Some(wanted) && self.mtu.expected.is_none()
+            || self.mtu.expected == Some(wanted)
+        {
             return;
         }
         match self.host.set_mtu(wanted) {
             Ok(()) => self.mtu.expected = Some(wanted),
-            Err(error) => tracing::warn!(interface = %self.config.name, mtu = wanted, %error, "cannot set the MTU"),
+            Err(error) => {
+                tracing::warn!(interface = %self.config.name, mtu = wanted, %error, "cannot set the MTU")
+            }
         }
     }
 }
@@ -448,7 +500,10 @@ fn needed_groups(ip: IpAddr) -> Vec<IpAddr> {
         IpAddr::V4(_) => vec![IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1))],
         IpAddr::V6(ip) => {
             let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-            vec![IpAddr::V6(all_nodes), IpAddr::V6(wire::ipoib::nd::solicited_node(ip))]
+            vec![
+                IpAddr::V6(all_nodes),
+                IpAddr::V6(wire::ipoib::nd::solicited_node(ip)),
+            ]
         }
     }
 }

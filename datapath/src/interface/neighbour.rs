@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use verbs::{AhAttributes, GrhAttributes, UdSend};
 use wire::Gid;
-use wire::ipoib::nd::{NdMessage, NdOptions, NdPacket};
+use wire::ipoib::nd::{NdMessage, NdOptions, NdPacket, is_neighbor_discovery};
 use wire::ipoib::{ArpPacket, ENCAP_LEN, LinkAddress};
 
 impl Interface {
@@ -28,7 +28,12 @@ impl Interface {
         self.neighbours.handle_nd(now, source, packet);
         match NdPacket::parse(packet) {
             // Neighbours are ours to find, not the kernel's.
-            Ok(nd) if matches!(nd.message, NdMessage::NeighborSolicitation { .. } | NdMessage::NeighborAdvertisement { .. }) => {}
+            Ok(nd)
+                if matches!(
+                    nd.message,
+                    NdMessage::NeighborSolicitation { .. }
+                        | NdMessage::NeighborAdvertisement { .. }
+                ) => {}
             Ok(nd) => self.plane.to_host(&without_link_addresses(nd)),
             Err(error) => {
                 Counters::bump(&self.plane.counters().rx_drop_bad_nd);
@@ -51,7 +56,9 @@ impl Interface {
             Output::QueryPath(gid) => self.query_path(now, gid),
             Output::Install { ip, entry } => {
                 // An entry refers to a path that the SA gave for our own GID: none is installed while the interface is down.
-                let Some(to) = self.destination(&entry) else { return };
+                let Some(to) = self.destination(&entry) else {
+                    return;
+                };
                 Arc::make_mut(&mut self.table.neighbours).insert(ip, to);
                 self.changed = true;
             }
@@ -61,12 +68,22 @@ impl Interface {
             }
             Output::Flush { ip, packets } => match self.table.neighbours.get(&ip).cloned() {
                 Some(to) => self.send_to(now, &to, &packets),
-                None => Counters::add(&self.plane.counters().tx_drop_unreachable, packets.len() as u64),
+                None => Counters::add(
+                    &self.plane.counters().tx_drop_unreachable,
+                    packets.len() as u64,
+                ),
             },
             Output::Unreachable { packets, .. } => {
-                Counters::add(&self.plane.counters().tx_drop_unreachable, packets.len() as u64);
+                Counters::add(
+                    &self.plane.counters().tx_drop_unreachable,
+                    packets.len() as u64,
+                );
                 for packet in packets {
-                    self.icmp_error(now, packet.get(ENCAP_LEN..).unwrap_or_default(), Reason::Unreachable);
+                    let packet = packet.get(ENCAP_LEN..).unwrap_or_default();
+                    // The machine's own answers may be among them.
+                    if !is_neighbor_discovery(packet) {
+                        self.icmp_error(now, packet, Reason::Unreachable);
+                    }
                 }
             }
             Output::Conflict { ip, by } => {
@@ -77,10 +94,14 @@ impl Interface {
 
     fn query_path(&mut self, now: Instant, gid: Gid) {
         let Some((own, p_key)) = self.running else {
-            return self.neighbours.path_result(now, gid, Err(arp::PathError::TimedOut));
+            return self
+                .neighbours
+                .path_result(now, gid, Err(arp::PathError::TimedOut));
         };
         let tclass = self.groups.broadcast().map_or(0, |record| record.tclass);
-        let id = self.sa.request(now, mad::SaRequest::path(own, gid, p_key, tclass));
+        let id = self
+            .sa
+            .request(now, mad::SaRequest::path(own, gid, p_key, tclass));
         self.requests.insert(id, Purpose::Path(gid));
     }
 
@@ -91,7 +112,11 @@ impl Interface {
         };
         let to = match to {
             arp::Destination::Unicast(resolved) => self.destination(&resolved),
-            arp::Destination::Broadcast => self.table.groups.get(&identity.mgid(std::net::Ipv4Addr::BROADCAST.into())).cloned(),
+            arp::Destination::Broadcast => self
+                .table
+                .groups
+                .get(&identity.mgid(std::net::Ipv4Addr::BROADCAST.into()))
+                .cloned(),
             arp::Destination::Group(group) => {
                 let group = IpAddr::V6(group);
                 match self.table.groups.get(&identity.mgid(group)) {
@@ -106,13 +131,28 @@ impl Interface {
                 self.groups.used(now, grh.dgid);
             }
         }
-        identity.qp.post_send(&[UdSend { ah: &to.ah, remote_qpn: to.qpn, remote_qkey: identity.q_key, payload: &payload, lso: None }]);
+        identity.qp.post_send(&[UdSend {
+            ah: &to.ah,
+            remote_qpn: to.qpn,
+            remote_qkey: identity.q_key,
+            payload: &payload,
+            lso: None,
+        }]);
     }
 
     /// What the data path needs to send to a neighbour.
     fn destination(&self, entry: &Resolved) -> Option<Arc<Destination>> {
         let identity = self.table.identity.as_ref()?;
-        let Path { dlid, slid, sl, rate, mtu, hop_limit, flow_label, tclass } = entry.path;
+        let Path {
+            dlid,
+            slid,
+            sl,
+            rate,
+            mtu,
+            hop_limit,
+            flow_label,
+            tclass,
+        } = entry.path;
         let ah = AhAttributes {
             dlid,
             sl,
@@ -127,7 +167,9 @@ impl Interface {
                 traffic_class: tclass,
             }),
         };
-        let mtu = mtu.bytes().map_or(identity.mtu, |bytes| identity.mtu.min(usize::from(bytes) - ENCAP_LEN));
+        let mtu = mtu.bytes().map_or(identity.mtu, |bytes| {
+            identity.mtu.min(usize::from(bytes) - ENCAP_LEN)
+        });
         match self.port.create_ah(ah) {
             Ok(ah) => Some(Destination::new(ah, entry.address.qpn, mtu, entry.stale)),
             Err(error) => {
@@ -140,14 +182,26 @@ impl Interface {
     /// The link address that others see (RFC 4391 section 9.1.1).
     pub(super) fn link_address(&self) -> Option<LinkAddress> {
         let identity = self.table.identity.as_ref()?;
-        Some(LinkAddress { flags: 0, qpn: identity.qp.qpn(), gid: identity.gid })
+        Some(LinkAddress {
+            flags: 0,
+            qpn: identity.qp.qpn(),
+            gid: identity.gid,
+        })
     }
 }
 
 /// The same message without link-layer address options: the host's device has none, and Linux rejects those of another length than its own.
 fn without_link_addresses(nd: NdPacket<'_>) -> Vec<u8> {
     const LINK_LAYER_ADDRESS: std::ops::RangeInclusive<u8> = 1..=2;
-    let kept: Vec<u8> =
-        nd.options.iter().filter(|(kind, _)| !LINK_LAYER_ADDRESS.contains(kind)).flat_map(|(_, option)| option.iter().copied()).collect();
-    NdPacket { options: NdOptions::parse(&kept).unwrap_or_default(), ..nd }.emit()
+    let kept: Vec<u8> = nd
+        .options
+        .iter()
+        .filter(|(kind, _)| !LINK_LAYER_ADDRESS.contains(kind))
+        .flat_map(|(_, option)| option.iter().copied())
+        .collect();
+    NdPacket {
+        options: NdOptions::parse(&kept).unwrap_or_default(),
+        ..nd
+    }
+    .emit()
 }

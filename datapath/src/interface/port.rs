@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{AhAttributes, GrhAttributes, PortEvent, UdInit};
 use wire::ipoib::ENCAP_LEN;
-use wire::mad::attr::{McMemberRecord, Notice, PortState, TrapNumber};
 use wire::mad::MadStatus;
+use wire::mad::attr::{McMemberRecord, Notice, PortState, TrapNumber};
 use wire::{Gid, PKey, Qpn};
 
 /// What the SA shall report (RFC 4391 section 10; facts of neighbours and groups that no packet tells).
@@ -28,7 +28,9 @@ impl Interface {
         self.attributes = self.port.attributes();
         match event {
             PortEvent::DeviceFatal => return self.shutdown(now),
-            PortEvent::Active | PortEvent::Error | PortEvent::PKeyChange | PortEvent::GidChange => self.reconsider(now),
+            PortEvent::Active | PortEvent::Error | PortEvent::PKeyChange | PortEvent::GidChange => {
+                self.reconsider(now)
+            }
             PortEvent::LidChange => {
                 self.reconsider(now);
                 if let Some(identity) = &mut self.table.identity {
@@ -43,7 +45,7 @@ impl Interface {
                 if self.running.is_some() {
                     self.groups.reregister(now);
                     self.neighbours.refresh_paths(now);
-                    self.unsubscribed.extend(TRAPS);
+                    self.unsubscribed = TRAPS.to_vec();
                     self.subscribe(now);
                 }
             }
@@ -68,8 +70,11 @@ impl Interface {
     pub(super) fn reconsider(&mut self, now: Instant) {
         let possible = self.possible();
         if self.running.is_some() && self.running != possible {
-            // The port may be Active still: then the groups are left.
-            self.groups.stop(now, self.attributes.state == PortState::ACTIVE);
+            if self.attributes.state == PortState::ACTIVE {
+                self.groups.leave_all(now);
+            } else {
+                self.groups.port_down(now);
+            }
             self.running = None;
         }
         self.set_sm(now);
@@ -83,7 +88,11 @@ impl Interface {
                 }
             }
             None => {
-                let init = UdInit { pkey_index: index, q_key: Default::default(), qpn: self.config.qpn };
+                let init = UdInit {
+                    pkey_index: index,
+                    q_key: Default::default(),
+                    qpn: self.config.qpn,
+                };
                 match self.port.create_ud_qp(init, self.plane.clone()) {
                     Ok(qp) => self.qp = Some(qp),
                     Err(error) => {
@@ -94,6 +103,14 @@ impl Interface {
             }
         }
         if self.running.is_none() {
+            // Repeating a leave now would end the membership that is joined next.
+            let leaves: Vec<_> = self
+                .requests
+                .extract_if(|_, purpose| matches!(purpose, Purpose::Leave(_)))
+                .collect();
+            for (id, _) in leaves {
+                self.sa.cancel(now, id);
+            }
             self.running = possible;
             self.groups.port_up(now, gid, p_key);
         }
@@ -102,9 +119,21 @@ impl Interface {
     fn set_sm(&mut self, now: Instant) {
         let port = &self.attributes;
         let reachable = port.state == PortState::ACTIVE && port.sm_lid.is_unicast();
-        let default = |full: PKey| port.pkey_index(full).and_then(|i| port.pkeys.get(usize::from(i)).copied());
-        let p_key = default(PKey::DEFAULT_FULL).or_else(|| port.pkeys.first().copied()).unwrap_or(PKey::DEFAULT_FULL);
-        self.sa.set_sm(now, reachable.then_some(SmAddress { lid: port.sm_lid, sl: port.sm_sl, p_key }));
+        let default = |full: PKey| {
+            port.pkey_index(full)
+                .and_then(|i| port.pkeys.get(usize::from(i)).copied())
+        };
+        let p_key = default(PKey::DEFAULT_FULL)
+            .or_else(|| port.pkeys.first().copied())
+            .unwrap_or(PKey::DEFAULT_FULL);
+        self.sa.set_sm(
+            now,
+            reachable.then_some(SmAddress {
+                lid: port.sm_lid,
+                sl: port.sm_sl,
+                p_key,
+            }),
+        );
     }
 
     pub(super) fn subscribe(&mut self, now: Instant) {
@@ -121,20 +150,27 @@ impl Interface {
             SaEvent::Response { id, result } => match self.requests.remove(&id) {
                 Some(Purpose::Join(tag)) => {
                     let record = result.map_err(join_error).and_then(|response| {
-                        response.mcmember().ok_or(JoinError::Unusable("no MCMemberRecord in it"))
+                        response
+                            .mcmember()
+                            .ok_or(JoinError::Unusable("no MCMemberRecord in it"))
                     });
                     self.groups.join_result(now, tag, record);
                 }
-                Some(Purpose::Leave(tag)) => self.groups.leave_result(now, tag, result.map(drop).map_err(join_error)),
+                Some(Purpose::Leave(tag)) => {
+                    self.groups
+                        .leave_result(now, tag, result.map(drop).map_err(join_error))
+                }
                 Some(Purpose::Path(gid)) => {
                     let path = result.map_err(path_error);
-                    let path = path.and_then(|response| response.path_record().ok_or(arp::PathError::NotFound));
+                    let path = path.and_then(|response| {
+                        response.path_record().ok_or(arp::PathError::NotFound)
+                    });
                     self.neighbours.path_result(now, gid, path);
                 }
                 Some(Purpose::Subscribe(trap)) => {
                     if let Err(error) = result {
-                        tracing::info!(interface = %self.config.name, trap, %error, "cannot subscribe, trying again");
-                        self.unsubscribed.insert(trap);
+                        tracing::info!(interface = %self.config.name, %trap, %error, "cannot subscribe, trying again");
+                        self.unsubscribed.push(trap);
                         self.subscribe_at = Some(now + SUBSCRIBE_RETRY);
                     }
                 }
@@ -156,28 +192,48 @@ impl Interface {
 
     pub(super) fn groups_output(&mut self, now: Instant, output: Output) {
         match output {
-            Output::Join { tag, record, component_mask } => {
-                let id = self.sa.request(now, SaRequest::join(&record, component_mask));
+            Output::Join {
+                tag,
+                record,
+                component_mask,
+            } => {
+                let id = self
+                    .sa
+                    .request(now, SaRequest::join(&record, component_mask));
                 self.requests.insert(id, Purpose::Join(tag));
             }
-            Output::Leave { tag, mgid, port_gid, join_state } => {
-                let id = self.sa.request(now, SaRequest::leave(mgid, port_gid, join_state));
+            Output::Leave {
+                tag,
+                mgid,
+                port_gid,
+                join_state,
+            } => {
+                let id = self
+                    .sa
+                    .request(now, SaRequest::leave(mgid, port_gid, join_state));
                 self.requests.insert(id, Purpose::Leave(tag));
             }
             Output::Cancel { tag } => {
                 let named = |purpose: &Purpose| matches!(purpose, Purpose::Join(t) | Purpose::Leave(t) if *t == tag);
-                if let Some(id) = self.requests.iter().find(|(_, purpose)| named(purpose)).map(|(id, _)| *id) {
+                if let Some(id) = self
+                    .requests
+                    .iter()
+                    .find(|(_, purpose)| named(purpose))
+                    .map(|(id, _)| *id)
+                {
                     self.requests.remove(&id);
                     self.sa.cancel(now, id);
                 }
             }
             Output::Attach { mgid, mlid } => {
-                if let Some(Err(error)) = self.qp.as_ref().map(|qp| qp.attach_multicast(mgid, mlid)) {
+                if let Some(Err(error)) = self.qp.as_ref().map(|qp| qp.attach_multicast(mgid, mlid))
+                {
                     self.groups.attach_failed(now, mgid, error.to_string());
                 }
             }
             Output::Detach { mgid, mlid } => {
-                if let Some(Err(error)) = self.qp.as_ref().map(|qp| qp.detach_multicast(mgid, mlid)) {
+                if let Some(Err(error)) = self.qp.as_ref().map(|qp| qp.detach_multicast(mgid, mlid))
+                {
                     tracing::warn!(interface = %self.config.name, group = %mgid, %error, "cannot detach");
                 }
             }
@@ -202,19 +258,40 @@ impl Interface {
                     Counters::add(&self.plane.counters().tx_multicast, packets.len() as u64);
                     self.send_to(now, &to, &packets);
                 }
-                None => Counters::add(&self.plane.counters().tx_drop_multicast, packets.len() as u64),
+                None => Counters::add(
+                    &self.plane.counters().tx_drop_multicast,
+                    packets.len() as u64,
+                ),
             },
         }
     }
 
     /// The broadcast group is joined: everything else follows its parameters.
     fn broadcast_up(&mut self, now: Instant, record: &McMemberRecord) {
-        let (Some((gid, p_key)), Some(qp)) = (self.running, self.qp.clone()) else { return };
+        let (Some((gid, p_key)), Some(qp)) = (self.running, self.qp.clone()) else {
+            return;
+        };
         qp.set_qkey(record.q_key);
         let ib_mtu = record.mtu.bytes().unwrap_or(2048);
         let mtu = usize::from(ib_mtu) - ENCAP_LEN;
-        self.table.identity =
-            Some(Identity { qp, lid: self.attributes.lid, gid, q_key: record.q_key, p_key, scope: self.config.scope, mtu });
+        if self
+            .table
+            .identity
+            .as_ref()
+            .is_some_and(|old| old.mtu != mtu)
+        {
+            // Entries of neighbours carry the old one: they are made anew.
+            self.neighbours.link_down(now);
+        }
+        self.table.identity = Some(Identity {
+            qp,
+            lid: self.attributes.lid,
+            gid,
+            q_key: record.q_key,
+            p_key,
+            scope: self.config.scope,
+            mtu,
+        });
         self.changed = true;
         self.mtu.group = Some(mtu as u32);
         self.apply_mtu();
@@ -225,7 +302,8 @@ impl Interface {
         if let Some(address) = self.link_address() {
             self.neighbours.link_up(now, address);
         }
-        self.unsubscribed.extend(TRAPS);
+        self.ask_use_at.get_or_insert(now);
+        self.unsubscribed = TRAPS.to_vec();
         self.subscribe(now);
     }
 
@@ -235,6 +313,7 @@ impl Interface {
         self.table = Forwarding::default();
         self.changed = true;
         self.subscribe_at = None;
+        self.ask_use_at = None;
     }
 
     fn carrier(&self, up: bool) {
@@ -245,7 +324,9 @@ impl Interface {
 
     /// Makes a group's address handle; multicast always has a GRH (IBA 9.2.5... `mcast` of ib_ipoib).
     fn route(&mut self, mgid: Gid, record: &McMemberRecord) {
-        let Some(identity) = &self.table.identity else { return };
+        let Some(identity) = &self.table.identity else {
+            return;
+        };
         let ah = AhAttributes {
             dlid: record.mlid,
             sl: record.sl,
@@ -264,7 +345,9 @@ impl Interface {
                 let to = Destination::new(ah, Qpn::MULTICAST, identity.mtu, true);
                 Arc::make_mut(&mut self.table.groups).insert(mgid, to);
             }
-            Err(error) => tracing::warn!(interface = %self.config.name, group = %mgid, %error, "no address handle"),
+            Err(error) => {
+                tracing::warn!(interface = %self.config.name, group = %mgid, %error, "no address handle")
+            }
         }
     }
 }
@@ -279,7 +362,10 @@ fn join_error(error: SaError) -> JoinError {
 
 fn path_error(error: SaError) -> arp::PathError {
     match error {
-        SaError::Status { status: MadStatus::SA_NO_RECORDS, .. } => arp::PathError::NotFound,
+        SaError::Status {
+            status: MadStatus::SA_NO_RECORDS,
+            ..
+        } => arp::PathError::NotFound,
         SaError::Status { status, .. } => arp::PathError::Refused(status.0),
         SaError::Malformed { .. } => arp::PathError::NotFound,
         SaError::Timeout { .. } | SaError::Overload(_) => arp::PathError::TimedOut,

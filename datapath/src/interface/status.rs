@@ -109,16 +109,18 @@ pub struct GroupStatus {
     pub group: Option<IpAddr>,
     /// MLID once joined.
     pub mlid: Option<u16>,
-    /// joining, joined, waiting ...
+    /// Where it stands: waiting, joining, joined, back-off ...
     pub state: String,
     /// As what it is or shall be joined.
     pub join_state: String,
-    /// Users at this host.
-    pub users: usize,
+    /// How often the host's stack joined it; 0: only sent to.
+    pub users: u32,
+    /// Its packets go to this group instead.
+    pub via: Option<String>,
     /// Packets that wait.
     pub queued: usize,
-    /// Join requests sent since it last worked.
-    pub attempts: u32,
+    /// Joins asked for.
+    pub attempts: u64,
     /// What was asked, what was offered and what the SA answered, the last time it failed.
     pub last_error: Option<String>,
 }
@@ -140,9 +142,20 @@ impl Interface {
             return format!("port {}: waiting for a subnet manager", port.state);
         }
         if self.running.is_none() {
-            let have: Vec<String> = port.pkeys.iter().filter(|k| k.base() != 0).map(|k| k.to_string()).collect();
-            let wanted = self.config.p_key.map_or("at index 0".into(), |k| k.to_string());
-            return format!("P_Key {wanted} is not in the port's table (it has {})", have.join(", "));
+            let have: Vec<String> = port
+                .pkeys
+                .iter()
+                .filter(|k| k.base() != 0)
+                .map(|k| k.to_string())
+                .collect();
+            let wanted = self
+                .config
+                .p_key
+                .map_or("at index 0".into(), |k| k.to_string());
+            return format!(
+                "P_Key {wanted} is not in the port's table (it has {})",
+                have.join(", ")
+            );
         }
         match self.table.identity {
             Some(_) => "up".into(),
@@ -173,7 +186,11 @@ impl Interface {
             admin_mtu: self.mtu.admin,
             port_mtu: port.active_mtu.bytes().map(|b| u32::from(b) - 4),
             rate: port.rate.to_string(),
-            addresses: self.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect(),
+            addresses: self
+                .addresses
+                .iter()
+                .map(|(ip, prefix)| format!("{ip}/{prefix}"))
+                .collect(),
         }
     }
 
@@ -224,9 +241,33 @@ impl Interface {
             .collect()
     }
 
+    /// `ipoib show mcast`, by MGID.
+    pub fn group_status(&self) -> Vec<GroupStatus> {
+        let list = self.groups.snapshot().into_iter();
+        list.map(|g| GroupStatus {
+            mgid: g.mgid.to_string(),
+            group: g.group,
+            mlid: g.mlid.map(|l| l.0),
+            state: g.state.to_string(),
+            join_state: g.join_state.to_string(),
+            users: g.users,
+            via: g.via.map(|v| v.to_string()),
+            queued: g.queued,
+            attempts: g.attempts,
+            last_error: g.last_error,
+        })
+        .collect()
+    }
+
     /// `ipoib show stats`: counters of the data path, the device and the protocols, by name.
     pub fn stats(&self) -> Vec<(String, u64)> {
-        let mut list: Vec<(String, u64)> = self.plane.counters().list().into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
+        let mut list: Vec<(String, u64)> = self
+            .plane
+            .counters()
+            .list()
+            .into_iter()
+            .map(|(n, v)| (n.to_owned(), v))
+            .collect();
         let netdev = self.plane.netdev().counters();
         list.extend([
             ("device_rx_oversize".to_owned(), netdev.rx_oversize),

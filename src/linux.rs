@@ -1,0 +1,75 @@
+//! The interface of a [`Node`](crate::node::Node) as a network device of this Linux host.
+
+use crate::cli::InterfaceAddress;
+use crate::node::{Node, NodeConfig};
+use anyhow::Context;
+use datapath::host::{HostLink, HostMonitor, NetnsRef, NextHop};
+use datapath::netdev::tun;
+use datapath::{Host, Input};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// A TUN device may be given any MTU by its administrator; longer packets than this are counted and dropped.
+const MAX_PACKET: usize = 16 << 10;
+
+/// The device's settings and routes, by netlink.
+struct LinuxHost(HostLink);
+
+impl Host for LinuxHost {
+    fn next_hop(&mut self, destination: IpAddr) -> NextHop {
+        self.0.next_hop(destination).unwrap_or_else(|error| {
+            tracing::warn!(%destination, %error, "cannot ask the kernel for the next hop");
+            NextHop::Unreachable
+        })
+    }
+    fn set_mtu(&mut self, mtu: u32) -> Result<(), String> {
+        self.0.set_mtu(mtu).map_err(|error| error.to_string())
+    }
+}
+
+/// A host whose interface is a TUN device.
+pub struct LinuxNode {
+    // Fields are dropped in this order: no event is delivered once the node ends.
+    _monitor: HostMonitor,
+    node: Node,
+}
+
+impl LinuxNode {
+    /// Makes the device in `netns` (or the current network namespace), with its addresses, up but without carrier, and starts the node.
+    ///
+    /// # Errors
+    /// No permission, no /dev/net/tun, the name is taken, an address that the kernel refuses.
+    pub fn start(config: NodeConfig, netns: Option<&NetnsRef>, addresses: &[InterfaceAddress]) -> anyhow::Result<LinuxNode> {
+        let name = config.interface.name.clone();
+        let device = tun::open_in(netns, &name)?;
+        let link = HostLink::open(netns, &name)?;
+        link.set_addr_gen_mode_none()?;
+        link.set_up(true)?;
+        link.add_link_local(config.port_guid.0)?;
+        for address in addresses {
+            link.add_address(address.ip, address.prefix).with_context(|| format!("address {address}"))?;
+        }
+        let config = NodeConfig { max_packet: MAX_PACKET, ..config };
+        let node = Node::start(config, Arc::new(device), Box::new(LinuxHost(link)))?;
+        let inbox = node.inbox().clone();
+        let monitor = HostMonitor::start(
+            netns,
+            &name,
+            Box::new(move |event| {
+                // The control thread is never so far behind that its queue of thousands is full, unless it has ended.
+                if !inbox.put(Input::Host(event)) {
+                    tracing::warn!(?event, "lost an event of the host");
+                }
+            }),
+        )?;
+        if !monitor.multicast_notified() {
+            tracing::info!("this kernel does not tell of multicast groups: reading them from /proc");
+        }
+        Ok(LinuxNode { _monitor: monitor, node })
+    }
+
+    /// The host on the subnet.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+}

@@ -1,0 +1,117 @@
+//! `ipoib up`: one host with its interface.
+
+use crate::cli::{InterfaceAddress, UdpUrl, Up};
+use crate::config::{self, UpFile};
+use crate::linux::LinuxNode;
+use crate::node::NodeConfig;
+use crate::signals::Signals;
+use anyhow::{Context, bail};
+use crossbeam_channel::{never, select, tick};
+use datapath::InterfaceConfig;
+use datapath::host::NetnsRef;
+use fabric::link::udp::UdpLink;
+use std::process::ExitCode;
+use std::time::Duration;
+use wire::Guid;
+
+/// How long a bring-up may take before the program says what it waits for.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Runs until a signal, or until the device or its namespace is deleted.
+///
+/// # Errors
+/// A bad configuration; whatever stands in the way of the device; no socket.
+pub fn run(args: Up) -> anyhow::Result<ExitCode> {
+    let file = match &args.config {
+        Some(path) => config::read::<UpFile>(path)?,
+        None => UpFile::default(),
+    };
+    let Some(fabric) = args.fabric.or(file.fabric) else {
+        bail!("say which fabric to connect to: --fabric udp://ADDR:PORT (or `fabric` in the configuration); `ipoib fabric` starts one");
+    };
+    let netns = args.netns.or(file.netns);
+    let addresses: Vec<InterfaceAddress> = if args.address.is_empty() { file.address } else { args.address };
+    let guid = args.guid.or(file.guid).unwrap_or_else(|| made_up_guid(&args.name, netns.as_deref()));
+    let mtu = args.mtu.or(file.mtu);
+    if mtu.is_some_and(|mtu| !(72..=65520).contains(&mtu)) {
+        bail!("mtu = {}: it must be from 72 to 65520", mtu.unwrap_or_default());
+    }
+    let instance = match &netns {
+        Some(netns) => format!("{}@{}", args.name, netns.rsplit('/').next().unwrap_or(netns)),
+        None => args.name.clone(),
+    };
+    let netns: Option<NetnsRef> = match netns {
+        Some(text) => Some(text.parse().with_context(|| format!("--netns {text}"))?),
+        None => None,
+    };
+    let config = NodeConfig {
+        port_guid: guid,
+        description: format!("{} {instance}", hostname()),
+        interface: InterfaceConfig {
+            name: args.name.clone(),
+            p_key: args.pkey.or(file.pkey),
+            qpn: args.qpn.or(file.qpn),
+            mtu,
+            ..InterfaceConfig::default()
+        },
+        max_packet: 0,
+    };
+    let signals = Signals::install()?;
+    let host = LinuxNode::start(config, netns.as_ref(), &addresses)?;
+    let node = host.node();
+    let UdpUrl(address) = fabric;
+    let link = UdpLink::connect(address, node.sink()).with_context(|| format!("cannot connect to {fabric}"))?;
+    node.attach(link.clone());
+    println!("{instance}: GUID {guid}, fabric {fabric}");
+
+    let mut waiting = tick(Duration::from_millis(50));
+    let mut waited = Duration::ZERO;
+    loop {
+        select! {
+            recv(signals.channel()) -> _ => break,
+            recv(node.interface().ended()) -> _ => break,
+            recv(waiting) -> _ => {
+                let Some((up, state)) = node.inbox().call(|interface, _| (interface.is_up(), interface.state_in_words())) else { break };
+                waited += Duration::from_millis(50);
+                if up {
+                    println!("{instance}: up");
+                    // Without a service manager there is nobody to tell.
+                    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+                    waiting = never();
+                } else if waited == PATIENCE {
+                    let hint = if link.is_up() { "" } else { " (is `ipoib fabric` running there, and does it allow this host?)" };
+                    eprintln!("{instance}: not up yet, still trying: {state}{hint}");
+                }
+            }
+        }
+    }
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    drop(host);
+    link.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A GUID that stays the same for this name on this host (an EUI-64 with the local bit): FNV-1a of the machine's identity and the names.
+fn made_up_guid(name: &str, netns: Option<&str>) -> Guid {
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_else(|_| hostname());
+    let text = format!("{machine}\0{}\0{name}", netns.unwrap_or_default());
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    Guid(hash & !(0xff << 56) | 0x02 << 56)
+}
+
+fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_up_guids_differ_by_name_and_namespace_and_stay() {
+        let all = [made_up_guid("ib0", None), made_up_guid("ib1", None), made_up_guid("ib0", Some("h1"))];
+        assert_eq!(all[0], made_up_guid("ib0", None));
+        assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
+        assert!(all.iter().all(|guid| guid.0 >> 56 == 2));
+    }
+}
