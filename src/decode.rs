@@ -92,10 +92,10 @@ fn decode(
     out: &mut impl Write,
     tally: &mut Tally,
 ) -> Result<(), Failure> {
-    let mut reader = PcapReader::new(from).map_err(Failure::Read)?;
+    let reader = PcapReader::new(from).map_err(Failure::Read)?;
     let link_type = reader.link_type();
     let mut first = None;
-    while let Some(frame) = reader.next() {
+    for frame in reader {
         let (time, length, checked) = match frame {
             Ok(frame) => (
                 Some(frame.time),

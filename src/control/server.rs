@@ -79,7 +79,10 @@ impl Server {
     /// # Errors
     /// The socket is that of a running program (`AddrInUse`), something else has its name, or it cannot be made.
     pub fn start(path: &Path, handler: Arc<dyn Handler>) -> io::Result<Server> {
-        let listener = listen(path)?;
+        let listener = listen(path).map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => error,
+            kind => io::Error::new(kind, format!("control socket {}: {error}", path.display())),
+        })?;
         let metadata = std::fs::symlink_metadata(path)?;
         let shared = Arc::new(Shared {
             listener,

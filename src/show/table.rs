@@ -2,6 +2,9 @@
 
 use serde_json::Value;
 
+/// Its head, and how an item fills it.
+pub(crate) type Column<'a, T> = (&'static str, &'a dyn Fn(&T) -> String);
+
 /// A table whose columns are as wide as they need to be.
 pub(crate) struct Table {
     heads: Vec<&'static str>,
@@ -9,8 +12,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A row for each of `items`, in columns of a head and how an item fills it. A column that says nothing in any row is left out.
-    pub(crate) fn new<T>(items: &[T], columns: &[(&'static str, &dyn Fn(&T) -> String)]) -> Self {
+    /// A row for each of `items`, in `columns`. A column that says nothing in any row is left out.
+    pub(crate) fn new<T>(items: &[T], columns: &[Column<'_, T>]) -> Self {
         let cells = |item: &T| -> Vec<String> {
             columns.iter().map(|(_, cell)| clean(&cell(item))).collect()
         };
