@@ -16,8 +16,13 @@ fn main() -> ExitCode {
     };
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match cli.command {
+        Command::Demo(args) => ipoib::demo::run(args),
         Command::Fabric(args) => ipoib::fabric_command::run(args),
         Command::Up(args) => ipoib::up::run(args),
+        Command::Show(args) => ipoib::show::run(&args),
+        Command::Capture(args) => ipoib::capture::run(&args),
+        Command::Decode(args) => ipoib::decode::run(&args),
+        Command::Resolve(args) => ipoib::resolve::run(&args),
         _ => unimplemented!(),
     };
     result.unwrap_or_else(|error| {

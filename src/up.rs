@@ -1,21 +1,31 @@
 //! `ipoib up`: one host with its interface.
 
-use crate::cli::{InterfaceAddress, UdpUrl, Up};
+use crate::cli::{InterfaceAddress, ShowWhat, UdpUrl, Up};
 use crate::config::{self, UpFile};
+use crate::control::{self, Handler};
 use crate::linux::LinuxNode;
 use crate::node::NodeConfig;
+use crate::run::Inbox;
+use crate::show;
 use crate::signals::Signals;
 use anyhow::{Context, bail};
-use crossbeam_channel::{never, select, tick};
-use datapath::InterfaceConfig;
+use crossbeam_channel::{bounded, never, select, tick};
+use datapath::{Interface, InterfaceConfig};
 use datapath::host::NetnsRef;
-use fabric::link::udp::UdpLink;
+use fabric::hca::Hca;
+use fabric::link::capture::Tap;
+use fabric::link::udp::{UdpCounters, UdpLink};
+use serde_json::{Value, json};
+use std::net::IpAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use wire::Guid;
 
 /// How long a bring-up may take before the program says what it waits for.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a resolution may take: path queries and ARP with their repetitions are through by then.
+const RESOLVE: Duration = Duration::from_secs(12);
 
 /// Runs until a signal, or until the device or its namespace is deleted.
 ///
@@ -62,6 +72,9 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
     let UdpUrl(address) = fabric;
     let link = UdpLink::connect(address, node.sink()).with_context(|| format!("cannot connect to {fabric}"))?;
     node.attach(link.clone());
+    let socket = args.control.map_or_else(|| control::socket_path(&instance), Ok)?;
+    let handler = Asked { inbox: node.inbox().clone(), hca: node.hca().clone(), tap: node.tap().clone(), link: link.counters() };
+    let server = control::Server::start(&socket, Arc::new(handler))?;
     println!("{instance}: GUID {guid}, fabric {fabric}");
 
     let mut waiting = tick(Duration::from_millis(50));
@@ -86,9 +99,62 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
         }
     }
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    drop(server);
     drop(host);
     link.close();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Answers of a running interface.
+struct Asked {
+    inbox: Inbox<Interface>,
+    hca: Arc<Hca>,
+    tap: Arc<Tap>,
+    link: Arc<UdpCounters>,
+}
+
+impl Asked {
+    fn ask<R: Send + 'static>(&self, f: impl FnOnce(&mut Interface, Instant) -> R + Send + 'static) -> Result<R, String> {
+        self.inbox.call(f).ok_or_else(|| "the interface is about to end".into())
+    }
+}
+
+impl Handler for Asked {
+    fn show(&self, what: ShowWhat) -> Result<Value, String> {
+        match what {
+            ShowWhat::Link => Ok(json!(self.ask(|interface, _| interface.link_status())?)),
+            ShowWhat::Neigh => Ok(json!(self.ask(|interface, now| interface.neighbour_status(now))?)),
+            ShowWhat::Path => Ok(json!(self.ask(|interface, now| interface.path_status(now))?)),
+            ShowWhat::Mcast => Ok(json!(self.ask(|interface, _| interface.group_status())?)),
+            ShowWhat::Stats => {
+                let mut list = self.ask(|interface, _| interface.stats())?;
+                list.extend(self.hca.counters().iter().map(|(name, value)| (format!("port_{name}"), value)));
+                list.extend(self.hca.drops().iter().map(|(name, value)| (format!("port_drop_{name}"), value)));
+                list.extend(self.link.values().into_iter().map(|(name, value)| (format!("link_{name}"), value)));
+                Ok(show::counters(list))
+            }
+            ShowWhat::Fabric => Err("this is an interface; ask a fabric (`ipoib show` lists what runs)".into()),
+        }
+    }
+
+    fn resolve(&self, ip: IpAddr) -> Result<Value, String> {
+        let (answer, result) = bounded(1);
+        self.ask(move |interface, now| {
+            let answer = Box::new(move |result| {
+                // Whoever asked may have gone.
+                let _ = answer.send(result);
+            });
+            interface.resolve(now, ip, answer);
+        })?;
+        match result.recv_timeout(RESOLVE) {
+            Ok(result) => result.map(|neighbour| json!(neighbour)),
+            Err(_) => Err(format!("{ip}: no answer in {} s", RESOLVE.as_secs())),
+        }
+    }
+
+    fn tap(&self) -> Option<Arc<Tap>> {
+        Some(self.tap.clone())
+    }
 }
 
 /// A GUID that stays the same for this name on this host (an EUI-64 with the local bit): FNV-1a of the machine's identity and the names.

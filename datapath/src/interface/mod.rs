@@ -88,12 +88,13 @@ pub enum Input {
     Upcall(Upcall),
     /// Something at the host.
     Host(HostEvent),
-    /// Resolve this address although no packet asks for it.
-    Resolve(IpAddr),
 }
 
 /// Where inputs are put by the threads that notice them; false if there is no room (it is counted, and protocols repeat).
 pub type InputSink = Arc<dyn Fn(Input) -> bool + Send + Sync>;
+
+/// Takes the neighbour that [`Interface::resolve`] found, or why there is none.
+pub type ResolveAnswer = Box<dyn FnOnce(Result<status::NeighbourStatus, String>) + Send>;
 
 /// What an answer of the SA is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,8 @@ pub struct Interface {
 
     groups: Groups,
     neighbours: Neighbours,
+    /// Who waits for a next hop to be resolved.
+    resolving: Vec<(IpAddr, ResolveAnswer)>,
     addresses: BTreeSet<(IpAddr, u8)>,
     host_groups: BTreeSet<IpAddr>,
 
@@ -152,6 +155,8 @@ struct Mtu {
     expected: Option<u32>,
 }
 
+/// Resolutions waited for at once.
+const MAX_RESOLVING: usize = 256;
 /// Groups joined for sending are left when unused for a minute: the data path is asked this often.
 const ASK_USE: Duration = Duration::from_secs(20);
 /// Next hops kept; more destinations than this make a fresh start.
@@ -199,6 +204,7 @@ impl Interface {
                 seed ^ 1,
             ),
             neighbours: Neighbours::new(config.neighbours.clone(), seed ^ 2),
+            resolving: Vec::new(),
             addresses: BTreeSet::new(),
             host_groups: BTreeSet::new(),
             admin_up: true,
@@ -242,7 +248,6 @@ impl Interface {
             Input::Mad(mad) => self.sa.handle_mad(now, &mad),
             Input::Upcall(upcall) => self.upcall(now, upcall),
             Input::Host(event) => self.host_event(now, event),
-            Input::Resolve(ip) => self.neighbours.resolve(now, ip),
         }
         self.settle(now);
     }

@@ -1,8 +1,10 @@
 //! ARP, ND and neighbours: between the data path, the neighbour machine and the SA.
 
-use super::{Interface, Purpose};
+use super::status::NeighbourStatus;
+use super::{Interface, MAX_RESOLVING, Purpose, ResolveAnswer};
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Key};
+use crate::host::NextHop;
 use crate::icmp::Reason;
 use arp::{Output, Path, Resolved, Source};
 use std::net::IpAddr;
@@ -61,6 +63,7 @@ impl Interface {
                 };
                 Arc::make_mut(&mut self.table.neighbours).insert(ip, to);
                 self.changed = true;
+                self.resolved(now, ip);
             }
             Output::Remove { ip } => {
                 Arc::make_mut(&mut self.table.neighbours).remove(&ip);
@@ -73,7 +76,8 @@ impl Interface {
                     packets.len() as u64,
                 ),
             },
-            Output::Unreachable { packets, .. } => {
+            Output::Unreachable { ip, packets } => {
+                self.resolved(now, ip);
                 Counters::add(
                     &self.plane.counters().tx_drop_unreachable,
                     packets.len() as u64,
@@ -89,6 +93,44 @@ impl Interface {
             Output::Conflict { ip, by } => {
                 tracing::warn!(interface = %self.config.name, address = %ip, claimed_by = %by, "another interface uses an address of this one");
             }
+        }
+    }
+
+    /// Resolves the next hop towards `ip` although no packet asks for it, and tells `answer`.
+    pub fn resolve(&mut self, now: Instant, ip: IpAddr, answer: ResolveAnswer) {
+        if !self.is_up() {
+            return answer(Err(self.state_in_words()));
+        }
+        let hop = match self.host.next_hop(ip) {
+            NextHop::OnLink if ip.is_multicast() => {
+                return answer(Err(format!("{ip} is a group, not a neighbour: see `ipoib show mcast`")));
+            }
+            NextHop::OnLink => ip,
+            NextHop::Gateway(gateway) => gateway,
+            NextHop::Broadcast => return answer(Err(format!("{ip} is a broadcast address"))),
+            NextHop::Unreachable => return answer(Err(format!("no route to {ip} by this interface"))),
+        };
+        if self.resolving.len() >= MAX_RESOLVING {
+            return answer(Err("too many resolutions at once".into()));
+        }
+        self.resolving.push((hop, answer));
+        if self.table.neighbours.contains_key(&hop) {
+            self.resolved(now, hop);
+        } else {
+            self.neighbours.resolve(now, hop);
+        }
+        self.settle(now);
+    }
+
+    /// Tells those who wait for `ip` how it went.
+    fn resolved(&mut self, now: Instant, ip: IpAddr) {
+        for (_, answer) in self.resolving.extract_if(.., |(hop, _)| *hop == ip).collect::<Vec<_>>() {
+            let status = self.neighbours.get(now, ip).map(|info| self.neighbour(info));
+            answer(match status {
+                Some(status) if self.table.neighbours.contains_key(&ip) => Ok(status),
+                Some(NeighbourStatus { last_failure: Some(failure), .. }) => Err(format!("{ip}: {failure}")),
+                _ => Err(format!("{ip} cannot be resolved")),
+            });
         }
     }
 

@@ -1,11 +1,19 @@
 //! What an operator sees of an interface: `ipoib show link|neigh|path|mcast|stats`.
 
 use super::Interface;
+use arp::NeighbourInfo;
 use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 use wire::mad::PortState;
+
+/// The named fields of a struct of counters, with a prefix to their names.
+macro_rules! named {
+    ($prefix:literal, $from:ident, $($field:ident),*) => {
+        [$((concat!($prefix, stringify!($field)).to_owned(), $from.$field)),*]
+    };
+}
 
 /// `ipoib show link`.
 #[derive(Clone, Debug, Serialize)]
@@ -196,30 +204,28 @@ impl Interface {
 
     /// `ipoib show neigh`, by address.
     pub fn neighbour_status(&self, now: Instant) -> Vec<NeighbourStatus> {
-        let mut list: Vec<_> = self
-            .neighbours
-            .neighbours(now)
-            .map(|n| {
-                let to = self.table.neighbours.get(&n.ip);
-                NeighbourStatus {
-                    ip: n.ip,
-                    state: n.state.to_string(),
-                    link_address: n.address.map(|a| a.to_string()),
-                    lid: n.path.map(|p| p.dlid.0),
-                    gid: n.address.map(|a| a.gid.to_string()),
-                    sl: n.path.map(|p| p.sl.0),
-                    mtu: to.map(|to| to.mtu as u32),
-                    rate: n.path.map(|p| p.rate.to_string()),
-                    queued: n.queued,
-                    age_ms: n.age.as_millis() as u64,
-                    tx_packets: to.map_or(0, |to| to.packets.load(Relaxed)),
-                    tx_bytes: to.map_or(0, |to| to.bytes.load(Relaxed)),
-                    last_failure: n.last_failure.map(|f| f.to_string()),
-                }
-            })
-            .collect();
+        let mut list: Vec<_> = self.neighbours.neighbours(now).map(|info| self.neighbour(info)).collect();
         list.sort_by_key(|n| n.ip);
         list
+    }
+
+    pub(super) fn neighbour(&self, n: NeighbourInfo) -> NeighbourStatus {
+        let to = self.table.neighbours.get(&n.ip);
+        NeighbourStatus {
+            ip: n.ip,
+            state: n.state.to_string(),
+            link_address: n.address.map(|a| a.to_string()),
+            lid: n.path.map(|p| p.dlid.0),
+            gid: n.address.map(|a| a.gid.to_string()),
+            sl: n.path.map(|p| p.sl.0),
+            mtu: to.map(|to| to.mtu as u32),
+            rate: n.path.map(|p| p.rate.to_string()),
+            queued: n.queued,
+            age_ms: n.age.as_millis() as u64,
+            tx_packets: to.map_or(0, |to| to.packets.load(Relaxed)),
+            tx_bytes: to.map_or(0, |to| to.bytes.load(Relaxed)),
+            last_failure: n.last_failure.map(|f| f.to_string()),
+        }
     }
 
     /// `ipoib show path`, by GID.
@@ -275,6 +281,12 @@ impl Interface {
             ("device_tx_down".to_owned(), netdev.tx_down),
             ("device_tx_refused".to_owned(), netdev.tx_refused),
         ]);
+        let neighbours = self.neighbours.counters();
+        list.extend(named!("neighbour_", neighbours, requests_sent, replies_sent, announcements_sent, received, confirmed, address_changed, resolution_failed, probe_failed, path_queries, path_failed, path_changed, conflicts, dropped_queue_full, unreachable, table_full, evicted, not_learned, expired, dropped_reply_full, dropped_reply_no_path, dropped_no_source, dropped_own, dropped_invalid, ignored, dropped_link_down));
+        let groups = self.groups.counters();
+        list.extend(named!("group_", groups, joins, joined, refused, unanswered, leaves, late_results, dropped_no_broadcast, dropped_no_group, dropped_queue_full, dropped_stale, dropped_too_many_groups, dropped_not_multicast));
+        let sa = self.sa.counters();
+        list.extend(named!("sa_", sa, sent, resent, responses, busy, timeouts, unmatched, overload, malformed, segments, broken_transfers, reports, repeated_reports));
         list
     }
 }
