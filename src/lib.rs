@@ -5,6 +5,7 @@ pub mod config;
 pub mod capture;
 pub mod control;
 pub mod decode;
+pub mod demo;
 pub mod resolve;
 pub mod show;
 pub mod machines;
