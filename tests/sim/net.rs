@@ -1,0 +1,287 @@
+//! What is between the nodes: virtual time, the queue of events, and links with faults.
+
+use crate::sim::{Input, MachineId};
+use fabric::link::fault::{FaultConfig, OwnedPacket};
+use fabric::link::{Link, LinkSink};
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::mad::PortState;
+use wire::packet::Packet;
+
+/// A link from which nothing came for so long is down, as a UDP link.
+pub const SILENCE: Duration = fabric::link::udp::SILENCE;
+/// Until the first hello of a new link has arrived.
+const HELLO: Duration = Duration::from_micros(200);
+
+pub type CableId = usize;
+
+/// How the other side of a link learns of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// Nobody says anything: by silence.
+    Silent,
+    /// Its datagrams are refused, or the light goes out.
+    Noticed,
+}
+
+/// What the future holds.
+pub enum Event {
+    /// A packet arrives at side `to`.
+    Packet { cable: CableId, to: usize, packet: OwnedPacket },
+    /// The link of side `to` comes up or goes down, unless the cable changed since.
+    Link { cable: CableId, to: usize, epoch: u32, up: bool },
+    /// Some machine wants to be called.
+    Timer(MachineId),
+    /// A host has something to do.
+    Wake(usize),
+}
+
+struct Entry {
+    at: Instant,
+    sequence: u64,
+    event: Box<Event>,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.sequence == other.sequence
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+/// Steele, Lea and Flood's SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+    /// From 0 up to, but not, `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.unit() < p
+    }
+    pub fn between(&mut self, low: Duration, high: Duration) -> Duration {
+        low + (high - low).mul_f64(self.unit())
+    }
+}
+
+struct Cable {
+    /// What each side delivers to; none once that node is gone.
+    sinks: [Option<Arc<dyn LinkSink>>; 2],
+    carries: bool,
+    /// What each side was told last.
+    told: [bool; 2],
+    /// Counts cuts and joins.
+    epoch: u32,
+    /// Packets of each direction stay in order, unless a fault changes it.
+    last: [Instant; 2],
+}
+
+struct State {
+    now: Instant,
+    sequence: u64,
+    queue: BinaryHeap<Reverse<Entry>>,
+    inbox: VecDeque<(MachineId, Input)>,
+    cables: Vec<Cable>,
+    faults: FaultConfig,
+    /// Delay of a link, the least and the most.
+    delay: (Duration, Duration),
+    random: Random,
+    lost: u64,
+    carried: u64,
+}
+
+/// The world between the nodes.
+pub struct Net(Mutex<State>);
+
+impl Net {
+    pub fn new(seed: u64) -> Arc<Net> {
+        Arc::new(Net(Mutex::new(State {
+            now: Instant::now(),
+            sequence: 0,
+            queue: BinaryHeap::new(),
+            inbox: VecDeque::new(),
+            cables: Vec::new(),
+            faults: FaultConfig::NONE,
+            delay: (Duration::from_micros(2), Duration::from_micros(20)),
+            random: Random(seed),
+            lost: 0,
+            carried: 0,
+        })))
+    }
+
+    pub fn now(&self) -> Instant {
+        self.0.lock().now
+    }
+    pub fn set_faults(&self, faults: FaultConfig) {
+        self.0.lock().faults = faults;
+    }
+    pub fn carried(&self) -> u64 {
+        self.0.lock().carried
+    }
+    pub fn lost(&self) -> u64 {
+        self.0.lock().lost
+    }
+
+    pub fn at(&self, at: Instant, event: Event) {
+        self.0.lock().push(at, event);
+    }
+    pub fn put(&self, machine: MachineId, input: Input) -> bool {
+        self.0.lock().inbox.push_back((machine, input));
+        true
+    }
+    pub fn take_input(&self) -> Option<(MachineId, Input)> {
+        self.0.lock().inbox.pop_front()
+    }
+
+    /// The next event not after `until`; the time becomes its time.
+    pub fn pop(&self, until: Instant) -> Option<Event> {
+        let mut state = self.0.lock();
+        if state.queue.peek().is_none_or(|Reverse(entry)| entry.at > until) {
+            state.now = until;
+            return None;
+        }
+        let Reverse(entry) = state.queue.pop()?;
+        state.now = entry.at;
+        Some(*entry.event)
+    }
+
+    pub fn add_cable(&self, sinks: [Arc<dyn LinkSink>; 2]) -> CableId {
+        let mut state = self.0.lock();
+        let now = state.now;
+        state.cables.push(Cable { sinks: sinks.map(Some), carries: false, told: [false; 2], epoch: 0, last: [now; 2] });
+        state.cables.len() - 1
+    }
+
+    pub fn end(self: &Arc<Self>, cable: CableId, side: usize) -> Arc<dyn Link> {
+        Arc::new(SimLink { net: self.clone(), cable, side })
+    }
+
+    /// Where a packet or a change of the link goes, if anyone is there.
+    pub fn sink(&self, cable: CableId, side: usize) -> Option<Arc<dyn LinkSink>> {
+        self.0.lock().cables[cable].sinks[side].clone()
+    }
+
+    /// Notes that side `to` is told; false if it knows already or the cable changed since.
+    pub fn tell(&self, cable: CableId, to: usize, epoch: u32, up: bool) -> bool {
+        let cable = &mut self.0.lock().cables[cable];
+        cable.epoch == epoch && std::mem::replace(&mut cable.told[to], up) != up
+    }
+
+    /// Packets pass from now on; both sides hear of it soon.
+    pub fn join(&self, cable: CableId) {
+        self.change(cable, true, HELLO);
+    }
+
+    /// Nothing passes any more.
+    pub fn cut(&self, cable: CableId, death: Death) {
+        let after = if death == Death::Silent { SILENCE } else { HELLO };
+        self.change(cable, false, after);
+    }
+
+    fn change(&self, id: CableId, up: bool, after: Duration) {
+        let mut state = self.0.lock();
+        let cable = &mut state.cables[id];
+        cable.carries = up;
+        cable.epoch += 1;
+        let (epoch, at) = (cable.epoch, state.now + after);
+        for to in 0..2 {
+            state.push(at, Event::Link { cable: id, to, epoch, up });
+        }
+    }
+
+    pub fn is_joined(&self, cable: CableId) -> bool {
+        self.0.lock().cables[cable].carries
+    }
+
+    /// The node at `side` is no more.
+    pub fn vanish(&self, cable: CableId, side: usize) {
+        // A node may end with this; it must not find the lock taken.
+        let gone = self.0.lock().cables[cable].sinks[side].take();
+        drop(gone);
+    }
+
+    pub fn random(&self) -> u64 {
+        self.0.lock().random.next()
+    }
+}
+
+impl State {
+    fn push(&mut self, at: Instant, event: Event) {
+        self.sequence += 1;
+        let at = at.max(self.now);
+        self.queue.push(Reverse(Entry { at, sequence: self.sequence, event: Box::new(event) }));
+    }
+}
+
+/// One end of a cable.
+struct SimLink {
+    net: Arc<Net>,
+    cable: CableId,
+    side: usize,
+}
+
+impl Link for SimLink {
+    fn transmit(&self, packets: &[Packet<'_>]) {
+        let mut guard = self.net.0.lock();
+        let state = &mut *guard;
+        let to = 1 - self.side;
+        for packet in packets {
+            if !state.cables[self.cable].carries || state.random.chance(state.faults.loss) {
+                state.lost += 1;
+                continue;
+            }
+            let copies = 1 + usize::from(state.random.chance(state.faults.duplicate));
+            for _ in 0..copies {
+                state.carried += 1;
+                let (low, high) = state.delay;
+                let mut at = state.now + state.random.between(low, high);
+                if state.random.chance(state.faults.reorder) {
+                    // Others overtake it.
+                    at += state.random.between(low, 10 * high);
+                } else {
+                    at = at.max(state.cables[self.cable].last[to]);
+                    state.cables[self.cable].last[to] = at;
+                }
+                state.push(at, Event::Packet { cable: self.cable, to, packet: OwnedPacket::from(packet) });
+            }
+        }
+    }
+
+    fn port_state(&self, _state: PortState) {}
+}
+
+impl Net {
+    /// Lets go of the nodes at a cable; false if there is none of this number.
+    pub fn forget(&self, cable: CableId) -> bool {
+        let gone = match self.0.lock().cables.get_mut(cable) {
+            Some(cable) => std::mem::take(&mut cable.sinks),
+            None => return false,
+        };
+        drop(gone);
+        true
+    }
+}
