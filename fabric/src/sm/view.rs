@@ -1,7 +1,7 @@
 //! What people want to see of the subnet: read-only.
 
 use super::SubnetManager;
-use wire::mad::attr::{JoinState, NodeType, PortState, SmInfoRecord};
+use wire::mad::attr::{InformInfo, JoinState, NodeType, PortState, SmInfoRecord};
 use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode};
 
 /// One node.
@@ -117,6 +117,11 @@ impl SubnetManager {
             members: g.members.values().copied().collect(),
         };
         self.sa.groups().iter().map(view).collect()
+    }
+
+    /// Who subscribed to what, by port GID, in the order of the requests.
+    pub fn subscriptions(&self) -> impl Iterator<Item = (Gid, &InformInfo)> {
+        self.sa.subscriptions()
     }
 
     /// This subnet manager and others, for SMInfoRecord.

@@ -65,6 +65,11 @@ impl Informs {
         self.deadlines.clear();
     }
 
+    /// Who subscribed to what.
+    pub(super) fn subscriptions(&self) -> impl Iterator<Item = (Gid, &InformInfo)> {
+        self.subscriptions.iter().map(|s| (s.gid, &s.info))
+    }
+
     /// Set(InformInfo): the answer repeats the request.
     pub(super) fn set(
         &mut self,

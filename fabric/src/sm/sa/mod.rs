@@ -125,6 +125,11 @@ impl Sa {
         }
     }
 
+    /// Who subscribed to what.
+    pub(super) fn subscriptions(&self) -> impl Iterator<Item = (Gid, &InformInfo)> {
+        self.informs.subscriptions()
+    }
+
     /// Forgets all that clients registered.
     pub(super) fn clear(&mut self) {
         self.groups.clear();
