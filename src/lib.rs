@@ -14,5 +14,6 @@ pub mod fabric_command;
 pub mod linux;
 pub mod node;
 pub mod signals;
+pub mod stack;
 pub mod subnet;
 pub mod up;

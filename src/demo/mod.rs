@@ -13,6 +13,7 @@ use crate::node::{Node, NodeConfig};
 use crate::subnet::Subnet;
 use anyhow::{Context, bail, ensure};
 use datapath::InterfaceConfig;
+use datapath::interface::status::GroupStatus;
 use fabric::sm::SmConfig;
 use parking_lot::Mutex;
 use report::{Answer, Bulk, HostRow, Multicast, Ping, Report};
@@ -22,6 +23,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Guid;
+use wire::ipoib::nd::solicited_node;
 
 /// The whole demo ends within this time, with an error if it must.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -148,19 +150,33 @@ fn wait_until_up(hosts: &[Box<dyn DemoHost>]) -> anyhow::Result<()> {
     let deadline = Instant::now() + BRING_UP;
     for (host, k) in hosts.iter().zip(1..) {
         loop {
-            let state = host.node().inbox().call(|interface, _| (interface.is_up(), interface.state_in_words()));
-            let (up, words) = state.with_context(|| format!("the interface of h{k} ended"))?;
-            if up && host.is_running() {
+            let state = host.node().inbox().call(move |interface, _| {
+                (interface.is_up(), interface.state_in_words(), has_joined(&interface.group_status(), k))
+            });
+            let (up, words, joined) = state.with_context(|| format!("the interface of h{k} ended"))?;
+            let running = host.is_running();
+            if up && running && joined {
                 break;
             }
             if Instant::now() > deadline {
-                let words = if up { "up, but its host sees no carrier".into() } else { words };
+                let words = match (up, running) {
+                    (false, _) => words,
+                    (true, false) => "up, but its host sees no carrier".into(),
+                    (true, true) => "up, but it has not joined its multicast groups".into(),
+                };
                 bail!("ib0 of h{k} did not come up within {} s: {words}", BRING_UP.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
     Ok(())
+}
+
+/// The groups by which others find the host: those of its stack, among them the solicited-node group of its IPv6 address.
+fn has_joined(groups: &[GroupStatus], k: u8) -> bool {
+    let solicited = solicited_node(Ipv6Addr::from(0xfd77 << 112 | u128::from(k)));
+    let mut own = groups.iter().filter(|group| group.users > 0);
+    groups.iter().any(|group| group.group == Some(solicited.into())) && own.all(|group| group.mlid.is_some())
 }
 
 fn host_row(node: &Node, k: u8) -> anyhow::Result<HostRow> {
@@ -177,8 +193,8 @@ fn host_row(node: &Node, k: u8) -> anyhow::Result<HostRow> {
 
 fn broadcast_group(node: &Node) -> String {
     let groups = node.inbox().call(|interface, _| interface.group_status()).unwrap_or_default();
-    let broadcast = Some(IpAddr::V4(Ipv4Addr::BROADCAST));
-    groups.into_iter().find(|group| group.group == broadcast).map_or_else(String::new, |group| group.mgid)
+    // The only one that no IP group maps to.
+    groups.into_iter().find(|group| group.group.is_none()).map_or_else(String::new, |group| group.mgid)
 }
 
 /// Each host pings the next and the one before.

@@ -103,10 +103,10 @@ impl fmt::Display for Report {
         writeln!(f, "{count} hosts ({}), each with an IPoIB interface ib0 on one software InfiniBand subnet\n", self.hosts_are)?;
         let line = |cells: [&str; 7]| {
             let [host, v4, v6, lid, gid, rtt4, rtt6] = cells;
-            format!("{host:<5} {v4:<11} {v6:<9} {lid:>4}  {gid:<23} {rtt4:>13} {rtt6:>13}")
+            format!("{host:<5} {v4:<11} {v6:<9} {lid:>4}  {gid:<23} {rtt4:>10} {rtt6:>10}")
         };
-        writeln!(f, "{}", line(["host", "IPv4", "IPv6", "LID", "port GID", "ping to next,", "over"]))?;
-        writeln!(f, "{}", line(["", "", "", "", "", "over IPv4, ms", "IPv6, ms"]))?;
+        writeln!(f, "{}", line(["host", "IPv4", "IPv6", "LID", "port GID", "ping next", "ping next"]))?;
+        writeln!(f, "{}", line(["", "", "", "", "", "IPv4, ms", "IPv6, ms"]))?;
         for (row, next) in self.hosts.iter().zip(self.hosts.iter().cycle().skip(1)) {
             let [v4, v6] = row.addresses.map(|address| address.to_string());
             let (rtt4, rtt6) = (self.rtt(&row.name, &next.name, false), self.rtt(&row.name, &next.name, true));
