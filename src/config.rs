@@ -269,6 +269,13 @@ mod tests {
     }
 
     #[test]
+    fn the_example_is_valid() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fabric.example.toml");
+        let sm = read::<FabricFile>(&path).and_then(|file| file.sm_config()).expect("valid");
+        assert_eq!(sm.partitions.len(), 2);
+    }
+
+    #[test]
     fn errors_name_file_and_line() {
         for (text, line, says) in [
             ("guid = \"0x1\"\nmtu = \"big\"\n", 2, "invalid type"),

@@ -1,19 +1,23 @@
 //! `ipoib fabric`: a software subnet in the foreground.
 
-use crate::cli::{FabricArgs, ShowWhat, UdpUrl};
+use crate::cli::{FabricArgs, ShowWhat, UdpUrl, parse_guid};
 use crate::config::{self, FabricFile};
 use crate::control::{self, FABRIC_PREFIX, Handler};
 use crate::show;
 use crate::signals::Signals;
 use crate::subnet::Subnet;
 use anyhow::{Context, bail};
+use crossbeam_channel::{select, tick};
 use fabric::link::capture::Tap;
 use fabric::link::udp::{ListenConfig, UdpListener};
 use serde_json::Value;
+use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use wire::Guid;
+use std::time::Duration;
+use wire::{Guid, Lid};
 
 /// Runs until a signal.
 ///
@@ -31,7 +35,9 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     if !address.ip().is_loopback() && allow.is_empty() {
         bail!("--listen {address} is not a loopback address: say which hosts may connect, with --allow CIDR");
     }
-    let sm = file.sm_config().with_context(|| args.config.as_ref().map_or(String::new(), |path| path.display().to_string()))?;
+    let mut sm = file.sm_config().with_context(|| args.config.as_ref().map_or(String::new(), |path| path.display().to_string()))?;
+    let mut lids = LidFile::read(file.lid_file.as_deref())?;
+    sm.lid_map.clone_from(&lids.saved);
     let signals = Signals::install()?;
     let guid = file.guid.unwrap_or(Guid(0x0200_0000_0000_0000 | u64::from(address.port())));
     let subnet = Subnet::start(guid, file.ports, sm)?;
@@ -44,11 +50,58 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     println!("fabric: a switch with {} ports and a subnet manager; hosts connect to {}", file.ports, UdpUrl(local));
     // Without a service manager there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-    signals.wait();
+    let save = tick(SAVE_LIDS);
+    loop {
+        select! {
+            recv(signals.channel()) -> _ => break,
+            recv(save) -> _ => lids.save(&subnet),
+        }
+    }
+    lids.save(&subnet);
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
     drop(server);
     listener.close();
     Ok(ExitCode::SUCCESS)
+}
+
+/// How often LIDs are saved if they changed.
+const SAVE_LIDS: Duration = Duration::from_secs(5);
+
+/// LIDs over restarts: a line each, `GUID LID`.
+struct LidFile<'a> {
+    path: Option<&'a Path>,
+    saved: Vec<(Guid, Lid)>,
+}
+
+impl<'a> LidFile<'a> {
+    fn read(path: Option<&'a Path>) -> anyhow::Result<LidFile<'a>> {
+        let Some(file) = path else { return Ok(LidFile { path, saved: Vec::new() }) };
+        let text = match std::fs::read_to_string(file) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            other => other.with_context(|| format!("cannot read the LIDs in {}", file.display()))?,
+        };
+        let saved = text.lines().enumerate().map(|(number, line)| {
+            let fields = line.split_once(' ').and_then(|(guid, lid)| Some((parse_guid(guid).ok()?, Lid(lid.parse().ok()?))));
+            let fields = fields.filter(|(_, lid)| lid.is_unicast());
+            fields.with_context(|| format!("{}, line {}: not a GUID and a LID: {line:?}", file.display(), number + 1))
+        });
+        Ok(LidFile { path, saved: saved.collect::<anyhow::Result<_>>()? })
+    }
+
+    /// A failure is logged; the next change tries again.
+    fn save(&mut self, subnet: &Subnet) {
+        let Some(path) = self.path else { return };
+        let Some(lids) = subnet.manager().call(|manager, _| manager.sm.lid_map()) else { return };
+        if lids == self.saved {
+            return;
+        }
+        let text: String = lids.iter().map(|(guid, lid)| format!("{guid} {}\n", lid.0)).collect();
+        let new = path.with_extension("new");
+        match std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path)) {
+            Ok(()) => self.saved = lids,
+            Err(error) => tracing::error!(file = %path.display(), %error, "cannot save the LIDs"),
+        }
+    }
 }
 
 /// Answers of a running fabric.
@@ -90,5 +143,22 @@ impl Handler for Asked {
 
     fn tap(&self) -> Option<Arc<Tap>> {
         Some(self.subnet.tap().clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lids_are_read_and_errors_name_the_line() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("lids");
+        assert!(LidFile::read(Some(&path)).expect("absent is empty").saved.is_empty());
+        std::fs::write(&path, "0x0000000000000005 7\n0x00000000000000ff 8\n").expect("write");
+        assert_eq!(LidFile::read(Some(&path)).expect("valid").saved, [(Guid(5), Lid(7)), (Guid(0xff), Lid(8))]);
+        std::fs::write(&path, "0x0000000000000005 7\n0x06 49152\n").expect("write");
+        let error = LidFile::read(Some(&path)).err().expect("multicast LID").to_string();
+        assert!(error.contains("lids, line 2"), "{error}");
     }
 }

@@ -3,9 +3,10 @@
 use crate::cli::InterfaceAddress;
 use crate::node::{Node, NodeConfig};
 use anyhow::Context;
-use datapath::host::{HostLink, HostMonitor, NetnsRef, NextHop};
+use datapath::host::{HostEvent, HostLink, HostMonitor, NetnsRef, NextHop};
 use datapath::netdev::tun;
 use datapath::{Host, Input};
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -30,7 +31,7 @@ impl Host for LinuxHost {
 /// A host whose interface is a TUN device.
 pub struct LinuxNode {
     // Fields are dropped in this order: no event is delivered once the node ends.
-    _monitor: HostMonitor,
+    _monitor: Arc<HostMonitor>,
     node: Node,
 }
 
@@ -50,20 +51,38 @@ impl LinuxNode {
             link.add_address(address.ip, address.prefix).with_context(|| format!("address {address}"))?;
         }
         let config = NodeConfig { max_packet: MAX_PACKET, ..config };
+        let port_guid = config.port_guid;
         let node = Node::start(config, Arc::new(device), Box::new(LinuxHost(link)))?;
         let inbox = node.inbox().clone();
+        let link = HostLink::open(netns, &name)?;
+        let was_up = Cell::new(true);
         let monitor = HostMonitor::start(
             netns,
             &name,
             Box::new(move |event| {
+                if let HostEvent::Link { admin_up, .. } = event
+                    && was_up.replace(admin_up) < admin_up
+                    && let Err(error) = link.add_link_local(port_guid.0)
+                {
+                    // The kernel deletes it, as all IPv6 addresses, when a device is set down, and makes a new one only from an address
+                    // that it knows.
+                    tracing::warn!(%error, "cannot restore the link-local address");
+                }
                 // The control thread is never so far behind that its queue of thousands is full, unless it has ended.
                 if !inbox.put(Input::Host(event)) {
                     tracing::warn!(?event, "lost an event of the host");
                 }
             }),
         )?;
+        let monitor = Arc::new(monitor);
         if !monitor.multicast_notified() {
-            tracing::info!("this kernel does not tell of multicast groups: reading them from /proc");
+            tracing::info!("this kernel does not tell of multicast groups: reading them from /proc at each report");
+            let recheck = Arc::downgrade(&monitor);
+            node.plane().on_group_report(Box::new(move || {
+                if let Some(monitor) = recheck.upgrade() {
+                    monitor.recheck_groups();
+                }
+            }));
         }
         Ok(LinuxNode { _monitor: monitor, node })
     }

@@ -32,6 +32,7 @@ pub struct Node {
     tap: Arc<Tap>,
     sink: Arc<dyn LinkSink>,
     interface: Running<Interface>,
+    plane: Arc<Plane>,
     netdev: Arc<dyn Netdev>,
     reader: Option<JoinHandle<()>>,
     _control: Running<NodeControl<Hca>>,
@@ -79,7 +80,7 @@ impl Node {
             .context("cannot start a thread")?;
         let tap = Arc::new(Tap::default());
         let sink = tap.sink(hca.clone());
-        Ok(Node { hca, tap, sink, interface, netdev, reader: Some(reader), _control: control })
+        Ok(Node { hca, tap, sink, interface, plane, netdev, reader: Some(reader), _control: control })
     }
 
     /// What a link delivers to.
@@ -90,6 +91,11 @@ impl Node {
     /// Gives the adapter its link.
     pub fn attach(&self, link: Arc<dyn Link>) {
         self.hca.attach_link(self.tap.link(link));
+    }
+
+    /// The interface's data path.
+    pub fn plane(&self) -> &Arc<Plane> {
+        &self.plane
     }
 
     /// The interface's queues.

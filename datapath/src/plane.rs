@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use arp::Source;
 use arrayvec::ArrayVec;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::Ordering::Relaxed;
 use verbs::{ReceiveHandler, UdReceive, UdSend};
 use wire::ipoib::nd::is_neighbor_discovery;
@@ -46,6 +46,8 @@ pub struct Plane {
     table: ArcSwap<Forwarding>,
     netdev: Arc<dyn Netdev>,
     control: UpcallSink,
+    /// Called when the host reports a change of its groups.
+    reported: OnceLock<Box<dyn Fn() + Send + Sync>>,
     counters: Counters,
 }
 
@@ -56,12 +58,19 @@ impl Plane {
             table: ArcSwap::from_pointee(Forwarding::default()),
             netdev,
             control,
+            reported: OnceLock::new(),
             counters: Counters::default(),
         }
     }
 
     pub(crate) fn publish(&self, table: Forwarding) {
         self.table.store(Arc::new(table));
+    }
+
+    /// Calls `reported` at each IGMP or MLD report that the host sends, for hosts that tell of their groups in no other way. Only once.
+    pub fn on_group_report(&self, reported: Box<dyn Fn() + Send + Sync>) {
+        // The first stays.
+        let _ = self.reported.set(reported);
     }
 
     /// The device below the host.
@@ -83,6 +92,11 @@ impl Plane {
     /// Device to fabric: sends what was read.
     pub fn transmit(&self, batch: &mut PacketBatch) {
         let c = &self.counters;
+        if let Some(reported) = self.reported.get()
+            && batch.iter().any(is_group_report)
+        {
+            reported();
+        }
         let table = self.table.load();
         let Some(identity) = &table.identity else {
             Counters::add(&c.tx_drop_down, batch.len() as u64);
@@ -207,6 +221,21 @@ impl Plane {
     }
 }
 
+/// An IGMP message (RFC 3376) or, behind its hop-by-hop header, an MLD report or done (RFC 3810, RFC 2710)?
+fn is_group_report(packet: &[u8]) -> bool {
+    const IGMP: u8 = 2;
+    const HOP_BY_HOP: u8 = 0;
+    const ICMPV6: u8 = 58;
+    match packet {
+        [0x45..=0x4f, ..] => packet.get(9) == Some(&IGMP),
+        [0x60..=0x6f, ..] if packet.get(6) == Some(&HOP_BY_HOP) && packet.get(40) == Some(&ICMPV6) => {
+            // The header with the router alert option has 8 bytes.
+            matches!(packet.get(48), Some(131 | 132 | 143))
+        }
+        _ => false,
+    }
+}
+
 impl ReceiveHandler for Plane {
     fn receive(&self, batch: &[UdReceive<'_>]) {
         let table = self.table.load();
@@ -216,5 +245,25 @@ impl ReceiveHandler for Plane {
         for datagram in batch {
             self.receive_one(identity, datagram);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_group_report;
+
+    #[test]
+    fn group_reports_are_known() {
+        let mut igmp = [0u8; 32];
+        (igmp[0], igmp[9]) = (0x46, 2);
+        assert!(is_group_report(&igmp));
+        igmp[9] = 17;
+        assert!(!is_group_report(&igmp));
+        let mut mld = [0u8; 76];
+        (mld[0], mld[6], mld[40], mld[48]) = (0x60, 0, 58, 143);
+        assert!(is_group_report(&mld));
+        mld[48] = 128;
+        assert!(!is_group_report(&mld));
+        assert!(!is_group_report(&[]) && !is_group_report(&[0x60]) && !is_group_report(&[0x45]));
     }
 }
