@@ -6,6 +6,7 @@ pub mod capture;
 pub mod control;
 pub mod decode;
 pub mod demo;
+pub mod ping;
 pub mod resolve;
 pub mod show;
 pub mod machines;

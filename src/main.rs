@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         Command::Capture(args) => ipoib::capture::run(&args),
         Command::Decode(args) => ipoib::decode::run(&args),
         Command::Resolve(args) => ipoib::resolve::run(&args),
-        _ => unimplemented!(),
+        Command::Ping(args) => ipoib::ping::run(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("ipoib: {error:#}");
