@@ -15,7 +15,6 @@ mod config;
 mod neighbours;
 mod output;
 mod paths;
-mod random;
 mod receive;
 mod show;
 mod table;

@@ -4,7 +4,6 @@ use crate::announce::Own;
 use crate::config::NeighbourConfig;
 use crate::output::{Destination, Output, Path, PathError, Resolved};
 use crate::paths::{Demand, Outcome, PathCache, Urgency, backoff};
-use crate::random::Random;
 use crate::show::{Counters, Failure, NeighbourInfo, PathInfo, State};
 use crate::table::{Entry, Table};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,7 +17,7 @@ use wire::mad::attr::PathRecord;
 #[derive(Debug)]
 pub struct Neighbours {
     pub(crate) config: NeighbourConfig,
-    pub(crate) random: Random,
+    pub(crate) rng: fastrand::Rng,
     /// Our link address while the link is up.
     pub(crate) local: Option<LinkAddress>,
     pub(crate) own: BTreeMap<IpAddr, Own>,
@@ -33,7 +32,7 @@ impl Neighbours {
     pub fn new(config: NeighbourConfig, seed: u64) -> Self {
         Neighbours {
             config,
-            random: Random::new(seed),
+            rng: fastrand::Rng::with_seed(seed),
             local: None,
             own: BTreeMap::new(),
             table: Table::default(),
@@ -243,7 +242,7 @@ impl Neighbours {
     /// Any path may have changed: another SM, a client reregister request, another LID of ours. Known paths stay in use while each is asked
     /// for again, spread over [`NeighbourConfig::refresh_spread`]; those that changed are installed again.
     pub fn refresh_paths(&mut self, now: Instant) {
-        self.paths.refresh_all(now, &mut self.random, &self.config);
+        self.paths.refresh_all(now, &mut self.rng, &self.config);
     }
 
     /// The next thing to do. To be called after each input until it returns `None`.
@@ -331,7 +330,7 @@ impl Neighbours {
             State::Reachable => {
                 self.counters.confirmed += 1;
                 e.failures = 0;
-                e.timer = Some(now + self.random.scale(c.reachable, 0.5, 1.5));
+                e.timer = Some(now + c.reachable.mul_f64(0.5 + self.rng.f64()));
             }
             State::Stale => e.timer = Some(now + c.gc_stale),
             State::Delay => e.timer = Some(now + c.delay_first_probe),

@@ -5,7 +5,6 @@
 
 use crate::config::NeighbourConfig;
 use crate::output::{Path, PathError};
-use crate::random::Random;
 use crate::show::PathInfo;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -325,13 +324,13 @@ impl PathCache {
     pub(crate) fn refresh_all(
         &mut self,
         now: Instant,
-        random: &mut Random,
+        rng: &mut fastrand::Rng,
         config: &NeighbourConfig,
     ) {
         let gids: Vec<Gid> = self.entries.keys().copied().collect();
         for gid in gids {
             self.reset_backoff(gid);
-            let at = now + random.scale(config.refresh_spread, 0.0, 1.0);
+            let at = now + config.refresh_spread.mul_f64(rng.f64());
             self.schedule(gid, Some(at));
         }
     }

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod rmpp;
-mod rng;
 mod sa;
 mod transaction;
 

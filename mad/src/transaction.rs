@@ -4,7 +4,7 @@
 //! It is fed requests, answers and the time, and says which request to send again and which to give up. Used by the SA client and by the
 //! subnet manager. A TID is never used twice, so a response that comes after its request was answered or given up finds nothing.
 
-use crate::rng::Rng;
+use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ impl RetryPolicy {
             wait = (wait + wait / 2).min(self.max_timeout);
         }
         let span = wait / 100 * self.jitter_percent.min(100);
-        wait - span / 2 + rng.up_to(span)
+        wait - span / 2 + Duration::from_micros(rng.u64(0..=span.as_micros() as u64))
     }
 }
 
@@ -83,8 +83,8 @@ impl<T> Transactions<T> {
     /// An empty table for at most `capacity` requests. `tid_high` is the agent's number; the lower half of TIDs starts at a random value drawn
     /// from `seed`, so that a restarted program does not take answers to its predecessor for its own.
     pub fn new(capacity: usize, tid_high: u32, seed: u64) -> Self {
-        let mut rng = Rng::new(seed);
-        let next = rng.next() as u32;
+        let mut rng = Rng::with_seed(seed);
+        let next = rng.u32(..);
         Transactions {
             entries: BTreeMap::new(),
             deadlines: BTreeSet::new(),

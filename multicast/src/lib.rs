@@ -11,7 +11,6 @@ mod error;
 mod group;
 mod groups;
 mod output;
-mod rng;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -311,12 +311,12 @@ fn tables_come_in_segments_and_survive_loss() {
     let segments = table(&asked, &data, 112);
     assert_eq!(segments.len(), 280);
     // A sender that goes back to what was acknowledged; one in ten packets is lost, both ways.
-    let (mut acked, mut window, mut packets, mut luck) = (0, 1, 0, crate::rng::Rng::new(1));
+    let (mut acked, mut window, mut packets, mut luck) = (0, 1, 0, fastrand::Rng::with_seed(1));
     let mut done = Vec::new();
     while done.is_empty() {
         for segment in &segments[acked as usize..window.min(280) as usize] {
             packets += 1;
-            if luck.next() % 10 != 0 {
+            if luck.u8(0..10) != 0 {
                 client.handle_mad(now, &received(segment));
             }
             for ack in sent(&mut client) {
@@ -325,7 +325,7 @@ fn tables_come_in_segments_and_survive_loss() {
                     (ack.header.method, ack.rmpp.kind),
                     (Method::GET_TABLE, RmppHeader::ACK)
                 );
-                if luck.next() % 10 != 0 {
+                if luck.u8(0..10) != 0 {
                     acked = acked.max(ack.rmpp.segment);
                     window = window.max(ack.rmpp.length);
                 }

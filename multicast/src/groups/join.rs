@@ -248,7 +248,7 @@ impl Groups {
         for group in self.groups.values_mut() {
             group.refresh |= changed && (group.active.is_some() || group.request.is_some());
             if group.refresh && !group.in_backoff(now) {
-                group.not_before = Some(now + self.rng.up_to(self.config.rejoin_spread));
+                group.not_before = Some(now + Self::up_to(&mut self.rng, self.config.rejoin_spread));
             }
         }
     }
@@ -335,7 +335,7 @@ impl Groups {
 
     fn back_off(&mut self, now: Instant, group: &mut Group) {
         let wait = group.backoff.min(self.config.backoff_max);
-        let jitter = self.rng.up_to(wait / 4);
+        let jitter = Self::up_to(&mut self.rng, wait / 4);
         group.backoff = (wait * 2).min(self.config.backoff_max);
         group.not_before = Some(now + wait - jitter);
     }

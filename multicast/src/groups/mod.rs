@@ -7,7 +7,7 @@ use crate::config::GroupsConfig;
 use crate::error::JoinError;
 use crate::group::{Group, Request};
 use crate::output::{GroupsCounters, Output, RequestTag};
-use crate::rng::Rng;
+use fastrand::Rng;
 use crate::status::GroupStatus;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -59,7 +59,7 @@ impl Groups {
     pub fn new(config: GroupsConfig, seed: u64) -> Self {
         Groups {
             config,
-            rng: Rng(seed),
+            rng: Rng::with_seed(seed),
             port: None,
             last_gid: None,
             wanted: BTreeMap::new(),
@@ -170,7 +170,7 @@ impl Groups {
         if self.port.is_none() {
             return;
         }
-        let wait = self.rng.up_to(self.config.rejoin_spread);
+        let wait = Self::up_to(&mut self.rng, self.config.rejoin_spread);
         for (mgid, group) in &mut self.groups {
             group.refresh |= group.active.is_some() || group.request.is_some();
             group.backoff = self.config.backoff_event;
@@ -260,7 +260,7 @@ impl Groups {
     }
 
     fn verify(&mut self, now: Instant, mgid: Gid) {
-        let jitter = self.rng.up_to(self.config.backoff_event);
+        let jitter = Self::up_to(&mut self.rng, self.config.backoff_event);
         if let Some(group) = self.groups.get_mut(&mgid).filter(|group| group.current) {
             group.refresh |= group.active.is_some();
             group.failed = false;
@@ -319,6 +319,11 @@ impl Groups {
     /// Bytes of packets that wait.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
+    }
+
+    /// A random time up to `max`.
+    fn up_to(rng: &mut Rng, max: Duration) -> Duration {
+        Duration::from_micros(rng.u64(0..=max.as_micros() as u64))
     }
 
     fn mgid(&self, ip: IpAddr, port: PortId) -> Gid {

@@ -1,6 +1,6 @@
 //! A small SA, and an interface that does what the join machine asks, in virtual time. Every step checks what must always hold.
 
-use crate::rng::Rng;
+use fastrand::Rng;
 use crate::{Groups, GroupsConfig, JoinError, Output, RequestTag};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -198,7 +198,7 @@ impl Sim {
             p_key: PKey(0x8001),
             loss: 0,
             delay: ms(1),
-            rng: Rng(!seed),
+            rng: Rng::with_seed(!seed),
             events: BTreeMap::new(),
             order: 0,
             last_arrival: now,
@@ -311,9 +311,9 @@ impl Sim {
         );
         self.pending.insert(tag, mgid);
         // Requests do not overtake each other.
-        let at = self.last_arrival.max(self.now + self.rng.up_to(self.delay));
+        let at = self.last_arrival.max(self.now + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64)));
         self.last_arrival = at;
-        let lost = self.rng.next() % 100 < self.loss;
+        let lost = self.rng.u64(0..100) < self.loss;
         if lost {
             let late = self.now + secs(5);
             self.schedule(
@@ -323,7 +323,7 @@ impl Sim {
                     Request::Leave(..) => Event::Left(tag, Err(JoinError::NoAnswer)),
                 },
             );
-            if self.rng.next().is_multiple_of(2) {
+            if self.rng.bool() {
                 return;
             }
         }
@@ -344,7 +344,7 @@ impl Sim {
                             .map_err(JoinError::Refused),
                     ),
                 };
-                let at = self.now + self.rng.up_to(self.delay);
+                let at = self.now + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64));
                 if answered {
                     self.schedule(at, reply);
                 }
