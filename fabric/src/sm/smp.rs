@@ -4,6 +4,7 @@
 //! answered, or fail with it.
 
 use super::topology::{NodeId, PortId};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use verbs::MadSend;
@@ -116,6 +117,16 @@ impl Transaction {
         }
     }
 
+    /// The block of a forwarding table that it sets.
+    fn block(&self) -> Option<Block> {
+        match self.purpose {
+            Purpose::SetLft(n, _) | Purpose::SetMft(n, ..) => {
+                Some((n, self.attr_id.0, self.attr_mod))
+            }
+            _ => None,
+        }
+    }
+
     fn emit(&self, tid: u32) -> MadSend {
         let smp = Smp::directed(
             self.method,
@@ -127,6 +138,9 @@ impl Transaction {
         send_smp(smp.with_data(&self.data), Lid::PERMISSIVE)
     }
 }
+
+/// A block of a forwarding table: switch, attribute and its modifier.
+type Block = (NodeId, u16, u32);
 
 /// Addressing of an SMP.
 pub(super) fn send_smp(smp: Smp, dlid: Lid) -> MadSend {
@@ -149,6 +163,9 @@ pub(super) struct SmpQueue {
     deadlines: BTreeSet<(Instant, u32)>,
     /// Nodes with a time-out, and what waits for their sign of life.
     suspects: HashMap<NodeId, Vec<Transaction>>,
+    /// Blocks with a Set that is not answered yet, and what shall be in them by now: one Set at a time, because a repeated one with old content
+    /// must not come after a newer one.
+    blocks: HashMap<Block, Option<Transaction>>,
     /// Discovery requests that have not timed out once.
     fresh: usize,
     /// Set(LinearForwardingTable) that have not timed out once.
@@ -166,6 +183,7 @@ impl SmpQueue {
             in_flight: HashMap::new(),
             deadlines: BTreeSet::new(),
             suspects: HashMap::new(),
+            blocks: HashMap::new(),
             fresh: 0,
             fresh_lft: 0,
             next_tid: first_tid,
@@ -185,6 +203,21 @@ impl SmpQueue {
     }
 
     pub(super) fn push(&mut self, transaction: Transaction) {
+        if let Some(block) = transaction.block() {
+            match self.blocks.entry(block) {
+                Entry::Occupied(mut later) => {
+                    later.insert(Some(transaction));
+                    return;
+                }
+                Entry::Vacant(free) => {
+                    free.insert(None);
+                }
+            }
+        }
+        self.enqueue(transaction);
+    }
+
+    fn enqueue(&mut self, transaction: Transaction) {
         self.count(&transaction, true);
         self.waiting.push_back(transaction);
     }
@@ -216,6 +249,12 @@ impl SmpQueue {
                 self.count(&transaction, false);
                 continue;
             }
+            // What was never sent can still be made new.
+            let later = transaction
+                .block()
+                .filter(|_| transaction.attempts == 0)
+                .and_then(|b| self.blocks.get_mut(&b)?.take());
+            let transaction = later.unwrap_or(transaction);
             self.next_tid = self.next_tid.wrapping_add(1);
             let tid = self.next_tid;
             return Some(self.launch(now, tid, transaction));
@@ -249,12 +288,24 @@ impl SmpQueue {
             .node()
             .and_then(|n| self.suspects.remove(&n))
         {
-            for mut t in parked {
-                t.attempts = 0;
-                self.push(t);
-            }
+            self.unpark(parked);
+        }
+        if let Some(later) = transaction
+            .block()
+            .and_then(|b| self.blocks.remove(&b))
+            .flatten()
+        {
+            self.push(later);
         }
         Some(transaction)
+    }
+
+    /// Lets go on what waited for a sign of life.
+    fn unpark(&mut self, parked: Vec<Transaction>) {
+        for mut t in parked {
+            t.attempts = 0;
+            self.enqueue(t);
+        }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
@@ -281,8 +332,13 @@ impl SmpQueue {
             }
             transaction.attempts += 1;
             if transaction.attempts > self.retries {
-                if let Some(node) = transaction.purpose.node() {
-                    self.suspects.remove(&node);
+                if let Some(block) = transaction.block() {
+                    self.blocks.remove(&block);
+                }
+                // Whoever takes the failure for the node's end forgets these as well.
+                let node = transaction.purpose.node();
+                if let Some(parked) = node.and_then(|n| self.suspects.remove(&n)) {
+                    self.unpark(parked);
                 }
                 failed.push(transaction);
                 continue;
@@ -333,6 +389,7 @@ impl SmpQueue {
     pub(super) fn retain_nodes(&mut self, gone: &HashSet<NodeId>) {
         let keep = |t: &Transaction| t.purpose.node().is_none_or(|n| !gone.contains(&n));
         self.suspects.retain(|n, _| !gone.contains(n));
+        self.blocks.retain(|(n, ..), _| !gone.contains(n));
         let (kept, dropped): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(keep);
@@ -360,5 +417,56 @@ impl SmpQueue {
     pub(super) fn clear(&mut self) {
         let next = self.next_tid;
         *self = SmpQueue::new(next, self.window, self.timeout, self.retries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_set_of_a_block_at_a_time_and_the_newest_last() {
+        let mut now = Instant::now();
+        let mut queue = SmpQueue::new(0, 8, Duration::from_millis(200), 3);
+        let lft = AttrId::LINEAR_FORWARDING_TABLE;
+        let set = |block: u16, content: u8| {
+            Transaction::set(
+                Purpose::SetLft(NodeId(1), block),
+                lft,
+                block.into(),
+                vec![1],
+                &[content; 64],
+            )
+        };
+        let sent = |mad: MadSend| Smp::parse(&mad.mad[..]).expect("an SMP");
+        queue.push(set(0, 1));
+        queue.push(set(0, 2));
+        let first = sent(queue.poll(now).expect("a request"));
+        assert_eq!(first.data[0], 2, "what was not sent yet is made new");
+        queue.push(set(0, 3));
+        queue.push(set(0, 4));
+        queue.push(set(1, 5));
+        assert_eq!(sent(queue.poll(now).expect("another block")).data[0], 5);
+        assert!(queue.poll(now).is_none());
+        now += Duration::from_millis(200);
+        let mut out = VecDeque::new();
+        assert!(queue.handle_timeout(now, &mut out, |_| None).is_empty());
+        assert_eq!(
+            out.pop_front().map(sent).map(|s| s.data[0]),
+            Some(2),
+            "a repetition repeats"
+        );
+        assert!(
+            queue
+                .complete(&first.response(wire::mad::MadStatus::OK))
+                .is_some()
+        );
+        let mut rest = Vec::new();
+        while let Some(mad) = queue.poll(now) {
+            rest.push(sent(mad).data[0]);
+        }
+        // Block 1 waited for the sign of life.
+        assert_eq!(rest, [5, 4]);
+        assert!(queue.poll(now).is_none());
     }
 }
