@@ -115,6 +115,8 @@ pub struct Sim {
     pub hosts: Vec<HostNode>,
     pub random: Random,
     next_token: u32,
+    /// Set: every packet that arrives somewhere, LRH through VCRC.
+    pub frames: Option<Vec<Vec<u8>>>,
     /// Of all that happened: two runs of one seed agree.
     pub trace: u64,
     pub events: u64,
@@ -135,6 +137,7 @@ impl Sim {
             hosts: Vec::new(),
             random: Random(seed ^ 0x5eed),
             next_token: 0,
+            frames: None,
             trace: 0xcbf2_9ce4_8422_2325,
             events: 0,
             batch: PacketBatch::for_mtu(MAX_PACKET),
@@ -481,6 +484,11 @@ impl Sim {
             self.note(&event);
             match event {
                 Event::Packet { cable, to, packet } => {
+                    if let Some(frames) = &mut self.frames {
+                        let mut bytes = Vec::new();
+                        packet.as_packet().emit_into(&mut bytes).expect("hosts send no super-packets here");
+                        frames.push(bytes);
+                    }
                     if let Some(sink) = self.net.sink(cable, to) {
                         sink.receive(&[packet.as_packet()]);
                     }
