@@ -1,6 +1,6 @@
 //! Runs sans-IO state machines on threads: one thread each, fed by channels, woken by its own next timeout.
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select, select_biased};
 use std::io;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,11 +37,12 @@ pub struct Inbox<M: Machine> {
     bulk: Sender<M::Input>,
     calls: Sender<Call<M>>,
     stop: Sender<()>,
+    ended: Receiver<Never>,
 }
 
 impl<M: Machine> Clone for Inbox<M> {
     fn clone(&self) -> Self {
-        Inbox { inputs: self.inputs.clone(), bulk: self.bulk.clone(), calls: self.calls.clone(), stop: self.stop.clone() }
+        Inbox { inputs: self.inputs.clone(), bulk: self.bulk.clone(), calls: self.calls.clone(), stop: self.stop.clone(), ended: self.ended.clone() }
     }
 }
 
@@ -51,6 +52,8 @@ pub struct Outbox<M: Machine> {
     bulk: Receiver<M::Input>,
     calls: Receiver<Call<M>>,
     stop: Receiver<()>,
+    /// Dropped last: whoever sees the end finds all answers.
+    _at_end: Sender<Never>,
 }
 
 /// The queues of a machine that is yet to be built: its parts need somewhere to put their inputs.
@@ -59,7 +62,9 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
     let (bulk, bulk_out) = bounded(QUEUE);
     let (calls, calls_out) = bounded(64);
     let (stop, stop_out) = bounded(1);
-    (Inbox { inputs, bulk, calls, stop }, Outbox { inputs: inputs_out, bulk: bulk_out, calls: calls_out, stop: stop_out })
+    let (at_end, ended) = bounded(0);
+    let outbox = Outbox { inputs: inputs_out, bulk: bulk_out, calls: calls_out, stop: stop_out, _at_end: at_end };
+    (Inbox { inputs, bulk, calls, stop, ended }, outbox)
 }
 
 impl<M: Machine> Inbox<M> {
@@ -80,7 +85,11 @@ impl<M: Machine> Inbox<M> {
             let _ = answer.send(f(machine, now));
         });
         self.calls.send(call).ok()?;
-        result.recv().ok()
+        select! {
+            recv(result) -> answer => answer.ok(),
+            // The call may wait in the queue of a machine that has ended since, and nothing takes it out.
+            recv(self.ended) -> _ => result.try_recv().ok(),
+        }
     }
 
     /// Ends the thread after what it is doing.
@@ -94,7 +103,6 @@ impl<M: Machine> Inbox<M> {
 pub struct Running<M: Machine> {
     inbox: Inbox<M>,
     thread: Option<JoinHandle<()>>,
-    ended: Receiver<Never>,
 }
 
 /// Nothing of this kind can be sent.
@@ -108,7 +116,7 @@ impl<M: Machine> Running<M> {
 
     /// A channel that is disconnected when the machine has ended by itself or was stopped.
     pub fn ended(&self) -> &Receiver<Never> {
-        &self.ended
+        &self.inbox.ended
     }
 
     fn join(&mut self) {
@@ -132,12 +140,8 @@ impl<M: Machine> Drop for Running<M> {
 /// # Errors
 /// The system has no thread to give.
 pub fn spawn<M: Machine>(name: &str, inbox: Inbox<M>, outbox: Outbox<M>, machine: M) -> io::Result<Running<M>> {
-    let (at_end, ended) = bounded(0);
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let _at_end: Sender<Never> = at_end;
-        drive(machine, &outbox);
-    })?;
-    Ok(Running { inbox, thread: Some(thread), ended })
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || drive(machine, &outbox))?;
+    Ok(Running { inbox, thread: Some(thread) })
 }
 
 fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
@@ -212,6 +216,23 @@ mod tests {
         assert!(running.ended().recv().is_err());
         drop(running);
         assert_eq!(inbox.call(|m, _| m.ticks), None);
+    }
+
+    #[test]
+    fn a_call_ends_with_the_machine() {
+        let (inbox, outbox) = queues::<Counter>();
+        let running = spawn("test", inbox.clone(), outbox, Counter { seen: vec![], until: None, ticks: 0 }).expect("thread");
+        let late = inbox.clone();
+        let waiter = running.inbox().call(move |machine, _| {
+            let calls = late.calls.clone();
+            let waiter = std::thread::spawn(move || late.call(|machine, _| machine.ticks));
+            while calls.is_empty() {
+                std::thread::yield_now();
+            }
+            machine.seen.push(99);
+            waiter
+        });
+        assert_eq!(waiter.expect("runs").join().expect("no panic"), None);
     }
 
     #[test]
