@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use ipoib::cli::{Cli, Command};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -14,7 +15,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let result = match cli.command {
         Command::Demo(args) => ipoib::demo::run(args),
         Command::Fabric(args) => ipoib::fabric_command::run(args),

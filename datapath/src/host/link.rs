@@ -182,9 +182,9 @@ impl HostLink {
     /// [`HostError::Namespace`]; [`HostError::Request`] where /proc cannot be read.
     pub fn groups_now(&self) -> Result<Vec<IpAddr>, HostError> {
         let groups = self.netns.run(|| groups::read_proc(self.index))?;
-        groups.map_err(|source| HostError::Request {
+        groups.map_err(|cause| HostError::Request {
             what: "read the multicast groups",
-            source,
+            cause,
         })
     }
 
@@ -287,9 +287,9 @@ impl HostLink {
 fn open_requests(netns: &Netns) -> Result<Requests, HostError> {
     netns
         .run(Requests::new)?
-        .map_err(|source| HostError::Request {
+        .map_err(|cause| HostError::Request {
             what: "open a netlink socket",
-            source,
+            cause,
         })
 }
 

@@ -25,23 +25,23 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A network namespace cannot be found, entered or made.
-    #[error("network namespace {netns}: {source}")]
+    #[error("network namespace {netns}: {cause}{}", what_to_do(cause))]
     Namespace {
         /// Which, as the user named it.
         netns: String,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// No interface has that name (or index) in the namespace.
     #[error("no network interface {0:?} in this network namespace")]
     NoSuchInterface(String),
     /// The kernel refused a request.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {cause}")]
     Request {
         /// What was asked.
         what: &'static str,
         /// What the kernel said.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The kernel's answer could not be understood.
     #[error("unexpected answer of the kernel to {what}: {detail}")]
@@ -57,10 +57,21 @@ impl HostError {
     /// The error number of the kernel, if it gave one.
     fn errno(&self) -> Option<i32> {
         match self {
-            HostError::Namespace { source, .. } | HostError::Request { source, .. } => {
-                source.raw_os_error()
+            HostError::Namespace { cause, .. } | HostError::Request { cause, .. } => {
+                cause.raw_os_error()
             }
             HostError::NoSuchInterface(_) | HostError::Answer { .. } => None,
         }
+    }
+}
+
+/// Ends the message about a namespace.
+fn what_to_do(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::NotFound => {
+            "; `ip netns list` shows those that have names, `ip netns add NAME` makes one"
+        }
+        io::ErrorKind::PermissionDenied => "; run as root",
+        _ => "",
     }
 }

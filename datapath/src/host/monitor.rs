@@ -89,9 +89,9 @@ impl HostMonitor {
         name: &str,
         callback: Box<dyn Fn(HostEvent) + Send>,
     ) -> Result<Self, HostError> {
-        let failed = |source| HostError::Request {
+        let failed = |cause| HostError::Request {
             what: "follow the network interface",
-            source,
+            cause,
         };
         // In this order nothing falls between: watch the name, open it, subscribe, read.
         let watch = match netns {

@@ -105,7 +105,7 @@ impl Inner {
         message: &RouteNetlinkMessage,
         flags: u16,
     ) -> Result<Answer, HostError> {
-        let refused = |source| HostError::Request { what, source };
+        let refused = |cause| HostError::Request { what, cause };
         let unexpected = |detail: &dyn std::fmt::Display| HostError::Answer {
             what,
             detail: detail.to_string(),

@@ -44,7 +44,7 @@ impl NetnsRef {
         if let NetnsRef::Open(netns) = self {
             return Ok(netns.clone());
         }
-        let file = File::open(self.path()).map_err(|source| self.error(source))?;
+        let file = File::open(self.path()).map_err(|cause| self.error(cause))?;
         Ok(Netns(Arc::new(file.into())))
     }
 
@@ -58,10 +58,10 @@ impl NetnsRef {
         }
     }
 
-    pub(super) fn error(&self, source: io::Error) -> HostError {
+    pub(super) fn error(&self, cause: io::Error) -> HostError {
         HostError::Namespace {
             netns: self.to_string(),
-            source,
+            cause,
         }
     }
 }
@@ -131,7 +131,7 @@ impl Netns {
             // table stays shared, and that is what the function's contract is about.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|e| HostError::Namespace {
                 netns: "(a new one)".to_owned(),
-                source: e.into(),
+                cause: e.into(),
             })?;
             Self::current()
         })
@@ -187,7 +187,7 @@ pub fn run_in<T: Send>(
         Some(netns) => {
             let open = netns.open()?;
             open.run(f).map_err(|error| match error {
-                HostError::Namespace { source, .. } => netns.error(source),
+                HostError::Namespace { cause, .. } => netns.error(cause),
                 other => other,
             })
         }

@@ -3,6 +3,7 @@
 use super::{Interface, Purpose};
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Identity};
+use crate::netdev::NetdevError;
 use mad::{SaError, SaEvent, SaRequest, SmAddress};
 use multicast::{JoinError, Output};
 use std::sync::Arc;
@@ -317,7 +318,9 @@ impl Interface {
     }
 
     fn carrier(&self, up: bool) {
-        if let Err(error) = self.plane.netdev().set_carrier(up) {
+        if let Err(error) = self.plane.netdev().set_carrier(up)
+            && !matches!(error, NetdevError::DeviceGone)
+        {
             tracing::warn!(interface = %self.config.name, up, %error, "cannot set the carrier");
         }
     }
