@@ -23,8 +23,12 @@ for file in "$dir"/host*.pid "$dir"/fabric.pid; do
     name=${file##*/}
     end "${name%.pid}"
 done
+# What a killed process could not remove itself.
+sockets=/run/ipoib
+[[ ! -s $dir/fabric.url ]] || rm -f -- "$sockets/fabric@$(sed 's/.*://' "$dir/fabric.url").sock"
 if [[ -e $dir/namespaces ]]; then
     while read -r namespace; do
+        rm -f -- "$sockets/ib0@$namespace.sock"
         [[ -e /run/netns/$namespace ]] || continue # Deleted by hand.
         others=$(ip netns pids "$namespace" | tr '\n' ' ')
         [[ -z $others ]] || echo "down.sh: still running in $namespace, left alone: processes $others" >&2

@@ -1,0 +1,142 @@
+//! `ib0` as administrators treat it.
+
+use crate::subnet::{Subnet, run, succeed, wait_until, words};
+
+const MTU: &str = "mtu 2044 ";
+
+#[test]
+fn down_and_up() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    let gid = subnet.gid(2);
+    let link_local = |subnet: &Subnet| subnet.ip(2, "-o -6 address show dev ib0 scope link");
+    let before = link_local(&subnet);
+    assert!(
+        before.contains(&gid),
+        "the link-local address is that of the port's GID {gid}: {before}"
+    );
+    subnet.wait_reaches(1, "10.77.0.2");
+    subnet.wait_reaches(1, &format!("{gid}%ib0"));
+    assert!(subnet.is_member(&gid));
+
+    subnet.ip(2, "link set ib0 down");
+    wait_until(
+        "memberships after `link set down`",
+        || subnet.is_member(&gid),
+        |member| !member,
+    );
+    assert!(!subnet.reaches(1, "10.77.0.2"));
+    let link = subnet.ip(2, "-o link show dev ib0");
+    assert!(
+        !link.contains("LOWER_UP") && link.contains("state DOWN"),
+        "{link}"
+    );
+    assert_eq!(subnet.show(2, "link")["up"], false);
+
+    subnet.ip(2, "link set ib0 up");
+    subnet.wait_reaches(1, "10.77.0.2");
+    // The kernel has deleted all IPv6 addresses; the one that every interface has comes back by itself.
+    let after = wait_until(
+        "link-local address",
+        || link_local(&subnet),
+        |text| text.contains(&gid),
+    );
+    assert_eq!(before, after);
+    subnet.wait_reaches(1, &format!("{gid}%ib0"));
+    subnet.ip(2, "address add fd77::2/64 dev ib0");
+    subnet.wait_reaches(1, "fd77::2");
+    wait_until(
+        "carrier",
+        || subnet.ip(2, "-o link show dev ib0"),
+        |link| link.contains("LOWER_UP"),
+    );
+
+    // Faster than anybody can follow.
+    for _ in 0..10 {
+        subnet.ip(2, "link set ib0 down");
+        subnet.ip(2, "link set ib0 up");
+    }
+    subnet.wait_reaches(1, "10.77.0.2");
+    wait_until(
+        "link-local address",
+        || link_local(&subnet),
+        |text| text.contains(&gid),
+    );
+    subnet.wait_reaches(1, &format!("{gid}%ib0"));
+}
+
+#[test]
+fn mtu_down_and_up() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    let link = || subnet.ip(1, "-o link show dev ib0");
+    let ping = |size: u32| {
+        run(&mut subnet.on(
+            1,
+            &format!("ping -n -c 3 -i 0.05 -W 2 -M do -s {size} 10.77.0.2"),
+        ))
+    };
+    assert!(link().contains(MTU));
+    // 28 bytes of IPv4 and ICMP header.
+    assert!(ping(2044 - 28).status.success());
+    assert!(words(&ping(2044 - 27)).contains("message too long"));
+
+    subnet.ip(1, "link set ib0 mtu 1500");
+    wait_until(
+        "the program knows",
+        || subnet.show(1, "link"),
+        |link| link["mtu"] == 1500,
+    );
+    assert!(link().contains("mtu 1500 "));
+    assert!(words(&ping(1500 - 28)).contains("3 received"));
+    assert!(words(&ping(1500 - 27)).contains("message too long, mtu=1500"));
+    // The others' is what it was: longer packets still arrive.
+    assert!(
+        run(&mut subnet.on(2, "ping -n -c 1 -W 2 -M do -s 2016 10.77.0.1"))
+            .status
+            .success()
+            || link().contains("mtu 1500 ")
+    );
+    assert!(link().contains("mtu 1500 "), "it stays");
+
+    // More than the broadcast group allows: back to what it allows.
+    subnet.ip(1, "link set ib0 mtu 9000");
+    wait_until("MTU", link, |link| link.contains(MTU));
+    assert!(words(&ping(2044 - 28)).contains("3 received"));
+}
+
+/// Tools show a normal interface whose counters move.
+#[test]
+fn counters() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    subnet.wait_reaches(1, "10.77.0.2");
+    let counters = || {
+        let text = subnet.ip(1, "-s -j link show dev ib0");
+        let link: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(link[0]["operstate"], "UP", "{text}");
+        ["rx", "tx"].map(|way| {
+            (
+                link[0]["stats64"][way]["packets"].as_u64().unwrap(),
+                link[0]["stats64"][way]["bytes"].as_u64().unwrap(),
+            )
+        })
+    };
+    let before = counters();
+    succeed(&mut subnet.on(1, "ping -n -q -c 20 -i 0.01 -W 2 -s 1000 10.77.0.2"));
+    let after = counters();
+    for (before, after) in before.iter().zip(&after) {
+        assert!(
+            after.0 >= before.0 + 20 && after.1 >= before.1 + 20 * 1028,
+            "{before:?} {after:?}"
+        );
+    }
+    let ifconfig = succeed(&mut subnet.on(1, "ifconfig ib0"));
+    for expected in [
+        "RUNNING",
+        "mtu 2044",
+        "inet 10.77.0.1 ",
+        "inet6 fd77::1 ",
+        "RX packets",
+        "TX packets",
+    ] {
+        assert!(ifconfig.contains(expected), "{expected}: {ifconfig}");
+    }
+}

@@ -1,0 +1,11 @@
+//! Hosts in network namespaces, brought up by the scripts in `netns-scripts`, and what users and administrators do with them.
+//!
+//! Each test has a fabric, namespaces and a directory of its own, so that tests run side by side, and takes them down with `down.sh`.
+//! Needs root, /dev/net/tun and the programs that `tests/run.sh` installs; says SKIPPED where it has not.
+
+mod failures;
+mod interface;
+mod scripts;
+mod subnet;
+mod traffic;
+mod wrong_use;

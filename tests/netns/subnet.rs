@@ -1,0 +1,284 @@
+//! A subnet of the scripts, for one test.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The program under test.
+pub(crate) const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
+/// How often something is asked that becomes true in its own time, and how long it is waited for in between.
+const ASK: (u32, Duration) = (400, Duration::from_millis(50));
+
+/// Names that no other test has, of this run or of another one.
+pub(crate) fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!(
+        "ipoib-t{}-{}-",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )
+}
+
+/// Can these tests run here? Says why not.
+pub(crate) fn possible() -> bool {
+    let missing = [
+        "ip", "ping", "iperf3", "curl", "python3", "ifconfig", "setsid",
+    ]
+    .into_iter()
+    .find(|program| {
+        let search = std::env::var_os("PATH").unwrap_or_default();
+        !std::env::split_paths(&search).any(|directory| directory.join(program).is_file())
+    });
+    let why = if !rustix::process::geteuid().is_root() {
+        "this test needs root, for network namespaces with names".to_owned()
+    } else if !Path::new("/dev/net/tun").exists() {
+        "this test needs /dev/net/tun".to_owned()
+    } else if let Some(program) = missing {
+        format!("this test needs the program {program}; tests/run.sh installs it")
+    } else {
+        return true;
+    };
+    eprintln!("SKIPPED: {why}");
+    false
+}
+
+/// Asks until the answer satisfies `is_right`.
+#[track_caller]
+pub(crate) fn wait_until<T: Debug>(
+    what: &str,
+    mut ask: impl FnMut() -> T,
+    is_right: impl Fn(&T) -> bool,
+) -> T {
+    let mut answer = ask();
+    for _ in 0..ASK.0 {
+        if is_right(&answer) {
+            return answer;
+        }
+        std::thread::sleep(ASK.1);
+        answer = ask();
+    }
+    panic!("{what}: still {answer:#?}");
+}
+
+/// Runs to the end; the command must succeed.
+#[track_caller]
+pub(crate) fn succeed(command: &mut Command) -> String {
+    let output = run(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        words(&output)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[track_caller]
+pub(crate) fn run(command: &mut Command) -> Output {
+    command
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// All that a command said.
+pub(crate) fn words(output: &Output) -> String {
+    [&output.stdout, &output.stderr]
+        .map(|text| String::from_utf8_lossy(text))
+        .concat()
+}
+
+/// A command from words between spaces.
+pub(crate) fn command(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words);
+    command
+}
+
+/// A child that is killed if the test ends before it does.
+pub(crate) struct Background(pub(crate) Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended, and the test may have waited for it.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Fabric and hosts. Dropping it takes them down.
+pub(crate) struct Subnet {
+    pub(crate) prefix: String,
+    place: TempDir,
+}
+
+impl Subnet {
+    /// Runs `up.sh`; none where that is not possible.
+    pub(crate) fn up(hosts: u32) -> Option<Subnet> {
+        if !possible() {
+            return None;
+        }
+        let subnet = Subnet {
+            prefix: unique(),
+            place: tempfile::tempdir().unwrap(),
+        };
+        succeed(subnet.script("up.sh").arg(hosts.to_string()));
+        Some(subnet)
+    }
+
+    /// The scripts' directory.
+    pub(crate) fn directory(&self) -> PathBuf {
+        self.place.path().join("state")
+    }
+
+    /// One of the scripts.
+    pub(crate) fn script(&self, name: &str) -> Command {
+        let mut command = Command::new(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("netns-scripts")
+                .join(name),
+        );
+        command
+            .env("IPOIB", IPOIB)
+            .env("IPOIB_NETNS_DIR", self.directory())
+            .env("IPOIB_NETNS_PREFIX", &self.prefix);
+        command
+    }
+
+    pub(crate) fn namespace(&self, host: u32) -> String {
+        format!("{}{host}", self.prefix)
+    }
+
+    /// A command, in words between spaces, in a host's namespace.
+    pub(crate) fn on(&self, host: u32, line: &str) -> Command {
+        command(&format!("ip netns exec {} {line}", self.namespace(host)))
+    }
+
+    /// `ip ARGUMENTS` for a host's namespace.
+    #[track_caller]
+    pub(crate) fn ip(&self, host: u32, arguments: &str) -> String {
+        succeed(&mut command(&format!(
+            "ip -n {} {arguments}",
+            self.namespace(host)
+        )))
+    }
+
+    /// One echo, waiting a second for it.
+    pub(crate) fn reaches(&self, host: u32, address: &str) -> bool {
+        run(&mut self.on(host, &format!("ping -n -c 1 -W 1 {address}")))
+            .status
+            .success()
+    }
+
+    /// Echoes until one comes back.
+    #[track_caller]
+    pub(crate) fn wait_reaches(&self, host: u32, address: &str) {
+        wait_until(
+            &format!("host {host} reaches {address}"),
+            || self.reaches(host, address),
+            |reached| *reached,
+        );
+    }
+
+    /// `ipoib show TOPIC` of a host.
+    pub(crate) fn show(&self, host: u32, topic: &str) -> serde_json::Value {
+        self.ask(topic, &format!("ib0@{}", self.namespace(host)))
+    }
+
+    /// `ipoib show fabric`.
+    pub(crate) fn show_fabric(&self) -> serde_json::Value {
+        let port = self.url().rsplit(':').next().unwrap().to_owned();
+        self.ask("fabric", &format!("fabric@{port}"))
+    }
+
+    /// Null where nobody answers.
+    fn ask(&self, topic: &str, instance: &str) -> serde_json::Value {
+        let output = run(Command::new(IPOIB).args(["show", topic, "--json", "--on", instance]));
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// A host's GID, in words.
+    pub(crate) fn gid(&self, host: u32) -> String {
+        self.show(host, "link")["gid"]
+            .as_str()
+            .expect("the host runs")
+            .to_owned()
+    }
+
+    /// Does the fabric know this GID as a member of any group?
+    pub(crate) fn is_member(&self, gid: &str) -> bool {
+        let fabric = self.show_fabric();
+        let groups = fabric["groups"].as_array().expect("groups of the fabric");
+        groups
+            .iter()
+            .flat_map(|group| group["members"].as_array().unwrap())
+            .any(|member| member["gid"] == gid)
+    }
+
+    /// Where the fabric listens.
+    pub(crate) fn url(&self) -> String {
+        self.file("fabric.url")
+    }
+
+    /// The process of `fabric` or `hostK`.
+    pub(crate) fn pid(&self, name: &str) -> i32 {
+        self.file(&format!("{name}.pid"))
+            .split(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    /// SIGKILL to `fabric` or `hostK`, and waits until the process is gone.
+    pub(crate) fn kill(&self, name: &str) {
+        let pid = self.pid(name);
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(pid).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        wait_until("the process ends", || runs(pid), |runs| !runs);
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.directory().join(name))
+            .unwrap()
+            .trim_end()
+            .to_owned()
+    }
+}
+
+/// Is there such a process, and is it not just waiting for its parent to ask how it ended?
+pub(crate) fn runs(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+}
+
+impl Drop for Subnet {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Ok(files) = std::fs::read_dir(self.directory())
+        {
+            for path in files
+                .flatten()
+                .map(|file| file.path())
+                .filter(|path| path.extension().is_some_and(|e| e == "log"))
+            {
+                eprintln!(
+                    "{}:\n{}",
+                    path.display(),
+                    std::fs::read_to_string(&path).unwrap_or_default()
+                );
+            }
+        }
+        let output = run(&mut self.script("down.sh"));
+        if !output.status.success() {
+            eprintln!("down.sh: {}", words(&output));
+        }
+    }
+}

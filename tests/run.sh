@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# tests/run.sh [ARGUMENTS OF cargo test]: runs all tests of the workspace. As root on Debian it first installs the programs that some of them
+# need and that are missing; elsewhere those tests are skipped. At the end it says what was skipped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# program:package
+needed=(ip:iproute2 ping:iputils-ping iperf3:iperf3 curl:curl python3:python3 tshark:tshark ifconfig:net-tools setsid:util-linux cc:gcc)
+missing=()
+for pair in "${needed[@]}"; do
+    command -v "${pair%:*}" >/dev/null || missing+=("${pair#*:}")
+done
+if ((${#missing[@]} > 0)); then
+    if ((EUID == 0)) && command -v apt-get >/dev/null; then
+        echo "tests/run.sh: installing ${missing[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq
+        apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+    else
+        echo "tests/run.sh: missing, tests that need them are skipped: ${missing[*]}"
+    fi
+fi
+# Without it, what devices there are in /dev is the container's affair.
+if ((EUID == 0)) && [[ ! -e /dev/net/tun ]]; then
+    mkdir -p /dev/net
+    mknod /dev/net/tun c 10 200 || echo "tests/run.sh: there is no /dev/net/tun and it cannot be made"
+fi
+
+log=$(mktemp)
+trap 'rm -f -- "$log"' EXIT
+status=0
+# Tests that pass show their output too: it says what was skipped.
+cargo test --workspace "$@" -- --show-output 2>&1 | tee "$log" || status=$?
+
+echo
+if grep -q SKIPPED "$log"; then
+    echo "tests/run.sh: skipped:"
+    grep SKIPPED "$log" | sort | uniq -c
+else
+    echo "tests/run.sh: nothing was skipped"
+fi
+grep '^test result:' "$log" | awk '{ passed += $4; failed += $6; ignored += $8 }
+    END { printf "tests/run.sh: %d passed, %d failed, %d ignored\n", passed, failed, ignored }'
+exit "$status"
