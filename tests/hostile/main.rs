@@ -1,0 +1,24 @@
+//! Hostile input: mutated datagrams and MADs against a running subnet. Nothing may panic, grow, stop, or disturb those who do not take part.
+//!
+//! How much is sent: `IPOIB_HOSTILE` datagrams into the UDP link and `IPOIB_HOSTILE_MADS` MADs into the managers and agents.
+
+#![allow(unreachable_pub, clippy::unwrap_used)]
+
+mod corpus;
+mod datagrams;
+#[allow(dead_code)]
+#[path = "../sim/host.rs"]
+mod host;
+mod mads;
+mod mutate;
+#[allow(dead_code)]
+#[path = "../sim/net.rs"]
+mod net;
+#[allow(dead_code)]
+#[path = "../sim/sim.rs"]
+mod sim;
+#[allow(dead_code)]
+#[path = "../sim/stack.rs"]
+mod stack;
+mod targets;
+mod watch;
