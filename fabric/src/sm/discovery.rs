@@ -49,6 +49,8 @@ impl SubnetManager {
             node.ports.iter_mut().for_each(|p| p.fruitless = 0);
             if node.switch.is_some() {
                 gets.push((Purpose::SwitchInfo(id), AttrId::SWITCH_INFO, 0));
+                // Another subnet manager may be there.
+                gets.push((Purpose::PortInfo((id, 0)), AttrId::PORT_INFO, 0));
             } else {
                 let known = node.end_ports().filter(|&p| {
                     node.ports

@@ -50,19 +50,25 @@ impl SubnetManager {
             (SmState::DISCOVERING, None) if self.topo.own.is_some() => self.become_master(now),
             // A worse master hands over when it sees this one.
             (SmState::DISCOVERING, Some((port, _))) => self.become_standby(now, *port),
-            (SmState::MASTER, Some((port, info))) if self.is_better(info) => {
-                self.become_standby(now, *port)
-            }
+            // Two masters have written over each other's tables: the better one must start anew, so it is told.
+            (SmState::MASTER, Some((port, info))) if self.is_better(info) => self.hand_over(*port),
             (SmState::MASTER, None) => {
                 let heir = others
                     .iter()
                     .find(|(_, info)| info.sm_state == SmState::STANDBY && self.is_better(info));
                 if let Some(&(port, _)) = heir {
-                    let own = self.sm_info().emit();
-                    self.set(Purpose::HandOver(port), AttrId::SM_INFO, HANDOVER, &own);
+                    self.hand_over(port);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Asks a better manager to take the subnet.
+    fn hand_over(&mut self, heir: PortId) {
+        if !self.smps.is_asking(&Purpose::HandOver(heir)) {
+            let own = self.sm_info().emit();
+            self.set(Purpose::HandOver(heir), AttrId::SM_INFO, HANDOVER, &own);
         }
     }
 
@@ -148,7 +154,9 @@ impl SubnetManager {
         }
         let (status, hand_over) = match (request.header.method, request.header.attr_mod) {
             (Method::GET, _) => (MadStatus::OK, false),
-            (Method::SET, HANDOVER) if self.state == SmState::STANDBY => (MadStatus::OK, true),
+            (Method::SET, HANDOVER) if matches!(self.state, SmState::STANDBY | SmState::MASTER) => {
+                (MadStatus::OK, true)
+            }
             (Method::SET, ACKNOWLEDGE) => (MadStatus::OK, false),
             (Method::SET, _) => (MadStatus::INVALID_FIELD, false),
             _ => return,

@@ -230,6 +230,15 @@ impl SmpQueue {
     pub(super) fn lft_settled(&self) -> bool {
         self.fresh_lft == 0
     }
+    /// Is such a request not answered yet?
+    pub(super) fn is_asking(&self, purpose: &Purpose) -> bool {
+        let parked = self.suspects.values().flatten();
+        let in_flight = self.in_flight.values().map(|(_, t)| t);
+        in_flight
+            .chain(&self.waiting)
+            .chain(parked)
+            .any(|t| t.purpose == *purpose)
+    }
     /// Nothing at all is on the way.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.waiting.is_empty()
