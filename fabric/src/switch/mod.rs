@@ -29,6 +29,9 @@ use wire::{Gid, Guid, Lid, MtuCode, Qpn};
 const CHUNK: usize = 32;
 /// A packet that has passed so many switches goes in circles: no path is longer (IBA 14.2.2).
 const MAX_HOPS: u8 = 64;
+/// The same of multicast. While tables of several switches change, a tree may have a circle for a moment, and at each round there are more copies:
+/// a tree over a few tiers must be enough.
+const MAX_MULTICAST_HOPS: u8 = 12;
 
 /// What a switch is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -262,11 +265,15 @@ impl Switch {
 
     /// Out of each of `ports` but the one they came in by. Headers are copied once for all ports, payloads never.
     fn send(&self, ingress: u8, run: &[Packet<'_>], ports: PortMask) {
+        let most = match run.first() {
+            Some(packet) if packet.lrh.dlid.is_multicast() => MAX_MULTICAST_HOPS,
+            _ => MAX_HOPS,
+        };
         for packets in run.chunks(CHUNK) {
             let mut out = ArrayVec::<Packet<'_>, CHUNK>::new();
             for packet in packets {
                 let hops = packet.hops.saturating_add(1);
-                if hops > MAX_HOPS {
+                if hops > most {
                     self.core.drops.count(DropReason::HopLimit);
                 } else if self.passes(ingress, packet, true) {
                     out.push(Packet { hops, ..*packet });
