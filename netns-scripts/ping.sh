@@ -10,7 +10,7 @@ for ((i = 1; i <= hosts; i++)); do
     for ((k = 1; k <= hosts; k++)); do
         ((i != k)) || continue
         for address in "10.77.0.$k" "fd77::$(printf %x "$k")"; do
-            in_host "$i" ping -n -q -c "$count" -i "$interval" -W 2 "$address" >"$results/$i-$k-${address//:/_}" 2>&1 &
+            in_host "$i" ping -n -q -c "$count" -i "$interval" -W 5 "$address" >"$results/$i-$k-${address//:/_}" 2>&1 &
         done
     done
 done

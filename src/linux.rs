@@ -1,4 +1,4 @@
-//! The interface of a [`Node`](crate::node::Node) as a network device of this Linux host.
+//! The interface of a [`Node`] as a network device of this Linux host.
 
 use crate::cli::InterfaceAddress;
 use crate::node::{Node, NodeConfig};
@@ -61,7 +61,8 @@ impl LinuxNode {
             &name,
             Box::new(move |event| {
                 if let HostEvent::Link { admin_up, .. } = event
-                    && was_up.replace(admin_up) < admin_up
+                    && !was_up.replace(admin_up)
+                    && admin_up
                     && let Err(error) = link.add_link_local(port_guid.0)
                 {
                     // The kernel deletes it, as all IPv6 addresses, when a device is set down, and makes a new one only from an address

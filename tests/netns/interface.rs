@@ -71,7 +71,7 @@ fn mtu_down_and_up() {
     let ping = |size: u32| {
         run(&mut subnet.on(
             1,
-            &format!("ping -n -c 3 -i 0.05 -W 2 -M do -s {size} 10.77.0.2"),
+            &format!("ping -n -c 3 -i 0.05 -W 5 -M do -s {size} 10.77.0.2"),
         ))
     };
     assert!(link().contains(MTU));
@@ -86,21 +86,18 @@ fn mtu_down_and_up() {
         |link| link["mtu"] == 1500,
     );
     assert!(link().contains("mtu 1500 "));
-    assert!(words(&ping(1500 - 28)).contains("3 received"));
+    let whole = words(&ping(1500 - 28));
+    assert!(whole.contains("3 received"), "{whole}");
     assert!(words(&ping(1500 - 27)).contains("message too long, mtu=1500"));
-    // The others' is what it was: longer packets still arrive.
-    assert!(
-        run(&mut subnet.on(2, "ping -n -c 1 -W 2 -M do -s 2016 10.77.0.1"))
-            .status
-            .success()
-            || link().contains("mtu 1500 ")
-    );
+    // The other host's is what it was, and longer packets are still received.
+    succeed(&mut subnet.on(2, "ping -n -c 1 -W 5 -M do -s 2016 10.77.0.1"));
     assert!(link().contains("mtu 1500 "), "it stays");
 
     // More than the broadcast group allows: back to what it allows.
     subnet.ip(1, "link set ib0 mtu 9000");
     wait_until("MTU", link, |link| link.contains(MTU));
-    assert!(words(&ping(2044 - 28)).contains("3 received"));
+    let whole = words(&ping(2044 - 28));
+    assert!(whole.contains("3 received"), "{whole}");
 }
 
 /// Tools show a normal interface whose counters move.

@@ -3,6 +3,9 @@
 //! Each test has a fabric, namespaces and a directory of its own, so that tests run side by side, and takes them down with `down.sh`.
 //! Needs root, /dev/net/tun and the programs that `tests/run.sh` installs; says SKIPPED where it has not.
 
+// Here every failure to do something is a failed test.
+#![allow(clippy::unwrap_used)]
+
 mod failures;
 mod interface;
 mod scripts;

@@ -18,7 +18,7 @@ use crate::plane::{Plane, Upcall};
 use arp::{NeighbourConfig, Neighbours};
 use mad::{RequestId, SaClient, SaClientConfig};
 use multicast::{Groups, GroupsConfig, RequestTag};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,7 +116,7 @@ pub struct Interface {
     qp: Option<Arc<dyn UdQueuePair>>,
 
     sa: SaClient,
-    requests: HashMap<RequestId, Purpose>,
+    requests: BTreeMap<RequestId, Purpose>,
     /// Traps not subscribed to yet, and when to try again.
     unsubscribed: Vec<TrapNumber>,
     subscribe_at: Option<Instant>,
@@ -191,8 +191,8 @@ impl Interface {
         ));
         Ok(Interface {
             attributes: port.attributes(),
-            sa: SaClient::new(config.sa.clone(), agent.tid_high(), seed),
-            requests: HashMap::new(),
+            sa: SaClient::new(config.sa, agent.tid_high(), seed),
+            requests: BTreeMap::new(),
             unsubscribed: Vec::new(),
             subscribe_at: None,
             ask_use_at: None,

@@ -168,10 +168,11 @@ impl Interface {
             }
         };
         let Some(to) = to else { return };
-        if to.first_use() && to.qpn == wire::Qpn::MULTICAST {
-            if let Some(grh) = to.ah.attributes().grh {
-                self.groups.used(now, grh.dgid);
-            }
+        if to.first_use()
+            && to.qpn == wire::Qpn::MULTICAST
+            && let Some(grh) = to.ah.attributes().grh
+        {
+            self.groups.used(now, grh.dgid);
         }
         identity.qp.post_send(&[UdSend {
             ah: &to.ah,

@@ -28,7 +28,7 @@ impl Interface {
     pub(super) fn port_event(&mut self, now: Instant, event: PortEvent) {
         self.attributes = self.port.attributes();
         match event {
-            PortEvent::DeviceFatal => return self.shutdown(now),
+            PortEvent::DeviceFatal => self.shutdown(now),
             PortEvent::Active | PortEvent::Error | PortEvent::PKeyChange | PortEvent::GidChange => {
                 self.reconsider(now)
             }
@@ -107,7 +107,7 @@ impl Interface {
             // Repeating a leave now would end the membership that is joined next.
             let leaves: Vec<_> = self
                 .requests
-                .extract_if(|_, purpose| matches!(purpose, Purpose::Leave(_)))
+                .extract_if(.., |_, purpose| matches!(purpose, Purpose::Leave(_)))
                 .collect();
             for (id, _) in leaves {
                 self.sa.cancel(now, id);
