@@ -5,7 +5,7 @@
 
 use super::topology::{NodeId, PortId};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use verbs::MadSend;
 use wire::mad::attr::PortInfo;
@@ -159,10 +159,10 @@ pub(super) fn send_smp(smp: Smp, dlid: Lid) -> MadSend {
 #[derive(Debug)]
 pub(super) struct SmpQueue {
     waiting: VecDeque<Transaction>,
-    in_flight: HashMap<u32, (Instant, Transaction)>,
+    in_flight: BTreeMap<u32, (Instant, Transaction)>,
     deadlines: BTreeSet<(Instant, u32)>,
     /// Nodes with a time-out, and what waits for their sign of life.
-    suspects: HashMap<NodeId, Vec<Transaction>>,
+    suspects: BTreeMap<NodeId, Vec<Transaction>>,
     /// Blocks with a Set that is not answered yet, and what shall be in them by now: one Set at a time, because a repeated one with old content
     /// must not come after a newer one.
     blocks: HashMap<Block, Option<Transaction>>,
@@ -180,9 +180,9 @@ impl SmpQueue {
     pub(super) fn new(first_tid: u32, window: usize, timeout: Duration, retries: u8) -> Self {
         SmpQueue {
             waiting: VecDeque::new(),
-            in_flight: HashMap::new(),
+            in_flight: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            suspects: HashMap::new(),
+            suspects: BTreeMap::new(),
             blocks: HashMap::new(),
             fresh: 0,
             fresh_lft: 0,
