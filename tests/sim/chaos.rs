@@ -48,14 +48,35 @@ impl Chaos {
         sim.hosts.truncate(HOSTS);
         let [loss, duplicate, reorder] = std::array::from_fn(|_| random.unit() * 0.05);
         sim.set_faults(loss, duplicate, reorder);
-        let mut managers = vec![Manager { place: SmPlace::Switch(spine), priority: 5, running: None }];
+        let mut managers = vec![Manager {
+            place: SmPlace::Switch(spine),
+            priority: 5,
+            running: None,
+        }];
         match random.below(3) {
             0 => {}
-            1 => managers.push(Manager { place: SmPlace::Switch(spine + 1), priority: 1, running: None }),
-            _ => managers.push(Manager { place: SmPlace::Host(random.below(HOSTS)), priority: 1, running: None }),
+            1 => managers.push(Manager {
+                place: SmPlace::Switch(spine + 1),
+                priority: 1,
+                running: None,
+            }),
+            _ => managers.push(Manager {
+                place: SmPlace::Host(random.below(HOSTS)),
+                priority: 1,
+                running: None,
+            }),
         }
-        let log = vec![format!("loss {loss:.3}, duplicates {duplicate:.3}, reordering {reorder:.3}, managers {:?}", managers.iter().map(|m| m.place).collect::<Vec<_>>())];
-        let mut chaos = Chaos { sim, random, managers, mends: Vec::new(), log };
+        let log = vec![format!(
+            "loss {loss:.3}, duplicates {duplicate:.3}, reordering {reorder:.3}, managers {:?}",
+            managers.iter().map(|m| m.place).collect::<Vec<_>>()
+        )];
+        let mut chaos = Chaos {
+            sim,
+            random,
+            managers,
+            mends: Vec::new(),
+            log,
+        };
         (0..HOSTS).for_each(|h| chaos.sim.start(h));
         (0..chaos.managers.len()).for_each(|m| chaos.start_sm(m));
         chaos
@@ -68,7 +89,10 @@ impl Chaos {
             SmPlace::Host(h) => self.sim.hosts[h].alive.is_some(),
         };
         if manager.running.is_none() && possible {
-            let config = SmConfig { sm_priority: manager.priority, ..SmConfig::default() };
+            let config = SmConfig {
+                sm_priority: manager.priority,
+                ..SmConfig::default()
+            };
             manager.running = Some(self.sim.start_sm(manager.place, config));
         }
     }
@@ -107,7 +131,11 @@ impl Chaos {
     }
 
     fn harm(&mut self) {
-        let death = if self.random.chance(0.5) { Death::Silent } else { Death::Noticed };
+        let death = if self.random.chance(0.5) {
+            Death::Silent
+        } else {
+            Death::Noticed
+        };
         match self.random.below(10) {
             0..3 => {
                 let cable = self.sim.trunks[self.random.below(self.sim.trunks.len())];
@@ -146,23 +174,36 @@ impl Chaos {
 
     fn ping_someone(&mut self) {
         let live = self.sim.live();
-        let (from, to) = (live[self.random.below(live.len())], self.random.below(HOSTS));
+        let (from, to) = (
+            live[self.random.below(live.len())],
+            self.random.below(HOSTS),
+        );
         if from != to {
-            let to = if self.random.chance(0.5) { crate::host::v4(to) } else { crate::host::v6(to) };
+            let to = if self.random.chance(0.5) {
+                crate::host::v4(to)
+            } else {
+                crate::host::v6(to)
+            };
             self.sim.ping(from, to);
         }
     }
 
     fn run(&mut self) {
         while self.sim.elapsed() < CHAOS {
-            let step = self.random.between(Duration::from_millis(20), Duration::from_millis(200));
+            let step = self
+                .random
+                .between(Duration::from_millis(20), Duration::from_millis(200));
             self.sim.run_for(step);
             self.ping_someone();
             if self.random.chance(0.1) {
                 self.harm();
             }
             let now = self.sim.elapsed();
-            let due: Vec<Mend> = self.mends.extract_if(.., |(at, _)| *at <= now).map(|(_, mend)| mend).collect();
+            let due: Vec<Mend> = self
+                .mends
+                .extract_if(.., |(at, _)| *at <= now)
+                .map(|(_, mend)| mend)
+                .collect();
             due.into_iter().for_each(|mend| self.mend(mend));
         }
         // Peace: everything is mended, hosts first.
@@ -176,7 +217,9 @@ impl Chaos {
     /// What is wrong in the end.
     fn verdict(&mut self) -> Result<Duration, String> {
         let start = self.sim.elapsed();
-        let up = self.sim.run_until(60 * SECOND, |sim| (0..HOSTS).all(|h| sim.is_up(h)));
+        let up = self
+            .sim
+            .run_until(60 * SECOND, |sim| (0..HOSTS).all(|h| sim.is_up(h)));
         if !up {
             return Err(format!("not up: {:?}", states(&self.sim)));
         }
@@ -188,22 +231,42 @@ impl Chaos {
         let took = self.sim.elapsed() - start;
         // Whatever is still under way comes to its end.
         self.sim.run_for(20 * SECOND);
-        let masters: Vec<MachineId> =
-            self.managers.iter().filter_map(|m| m.running).filter(|sm| self.sim.sm(*sm).state() == SmState::MASTER).collect();
-        let [master] = masters[..] else { return Err(format!("{} masters", masters.len())) };
+        let masters: Vec<MachineId> = self
+            .managers
+            .iter()
+            .filter_map(|m| m.running)
+            .filter(|sm| self.sim.sm(*sm).state() == SmState::MASTER)
+            .collect();
+        let [master] = masters[..] else {
+            return Err(format!("{} masters", masters.len()));
+        };
         let sm = self.sim.sm(master);
         let ports: BTreeSet<Gid> = (0..HOSTS).map(|h| self.sim.gid(h)).collect();
-        let members = sm.groups().into_iter().flat_map(|group| group.members.into_iter().map(move |(member, _)| (member, group.mgid.to_string())));
-        let subscribers = sm.subscriptions().map(|(subscriber, info)| (subscriber, format!("{info:?}")));
-        let strangers: Vec<_> = members.chain(subscribers).filter(|(port, _)| !ports.contains(port)).collect();
+        let members = sm.groups().into_iter().flat_map(|group| {
+            group
+                .members
+                .into_iter()
+                .map(move |(member, _)| (member, group.mgid.to_string()))
+        });
+        let subscribers = sm
+            .subscriptions()
+            .map(|(subscriber, info)| (subscriber, format!("{info:?}")));
+        let strangers: Vec<_> = members
+            .chain(subscribers)
+            .filter(|(port, _)| !ports.contains(port))
+            .collect();
         if !strangers.is_empty() {
-            return Err(format!("the SA holds things of ports that are not there: {strangers:?}"));
+            return Err(format!(
+                "the SA holds things of ports that are not there: {strangers:?}"
+            ));
         }
         for h in 0..HOSTS {
             let held = held(sm, self.sim.gid(h));
             let queue_pairs = self.sim.alive(h).hca.resources().queue_pairs.len();
             if !is_complete(held) || queue_pairs != 1 {
-                return Err(format!("host {h}: {queue_pairs} queue pairs, the SA holds {held:?}"));
+                return Err(format!(
+                    "host {h}: {queue_pairs} queue pairs, the SA holds {held:?}"
+                ));
             }
         }
         let again = self.sim.ping_until_answered(&pairs, Duration::ZERO);
@@ -230,7 +293,10 @@ fn seeds(range: std::ops::Range<u64>) {
         }
         events += chaos.sim.events;
     }
-    println!("seeds {range:?}: all pairs talk at most {:?} of virtual time after the last failure (seed {}); {events} events", longest.0, longest.1);
+    println!(
+        "seeds {range:?}: all pairs talk at most {:?} of virtual time after the last failure (seed {}); {events} events",
+        longest.0, longest.1
+    );
     assert!(failed.is_empty(), "{failed:?}");
 }
 
@@ -260,24 +326,59 @@ fn the_same_seed_fails_in_the_same_way() {
 #[test]
 #[ignore = "for a failed seed"]
 fn replay() {
-    let seed = std::env::var("SIM_SEED").ok().and_then(|seed| seed.parse().ok()).expect("SIM_SEED is a number");
+    let seed = std::env::var("SIM_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+        .expect("SIM_SEED is a number");
     let mut chaos = Chaos::new(seed);
     chaos.run();
     let verdict = chaos.verdict();
     println!("{}", chaos.log.join("\n"));
     for manager in chaos.managers.iter().filter_map(|m| m.running) {
         let sm = chaos.sim.sm(manager);
-        println!("manager {manager}: {:?}, LID {}, {:?}", sm.state(), sm.lid(), sm.counters().iter().filter(|(_, n)| *n > 0).collect::<Vec<_>>());
+        println!(
+            "manager {manager}: {:?}, LID {}, {:?}",
+            sm.state(),
+            sm.lid(),
+            sm.counters()
+                .iter()
+                .filter(|(_, n)| *n > 0)
+                .collect::<Vec<_>>()
+        );
         for node in sm.nodes() {
-            println!("  {} {:?}", node.description, node.ports.iter().map(|p| format!("{}:{}:{}", p.number, p.lid, p.state)).collect::<Vec<_>>());
+            println!(
+                "  {} {:?}",
+                node.description,
+                node.ports
+                    .iter()
+                    .map(|p| format!("{}:{}:{}", p.number, p.lid, p.state))
+                    .collect::<Vec<_>>()
+            );
         }
         for group in sm.groups() {
-            println!("  {} {}: {} members", group.mgid, group.mlid, group.members.len());
+            println!(
+                "  {} {}: {} members",
+                group.mgid,
+                group.mlid,
+                group.members.len()
+            );
         }
     }
     for h in chaos.sim.live() {
         let link = chaos.sim.interface(h).link_status();
-        println!("host {h}: {} lid {} sm {} {:?}", link.state, link.lid, link.sm_lid, chaos.sim.interface(h).group_status().iter().map(|g| format!("{} {:?} {} {}", g.mgid, g.mlid, g.state, g.users)).collect::<Vec<_>>());
+        println!(
+            "host {h}: {} lid {} sm {} {:?}",
+            link.state,
+            link.lid,
+            link.sm_lid,
+            chaos
+                .sim
+                .interface(h)
+                .group_status()
+                .iter()
+                .map(|g| format!("{} {:?} {} {}", g.mgid, g.mlid, g.state, g.users))
+                .collect::<Vec<_>>()
+        );
     }
     println!("{verdict:?}");
 }

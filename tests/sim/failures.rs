@@ -22,12 +22,31 @@ pub struct Held {
 }
 
 /// Nothing.
-pub const NOTHING: Held = Held { full: 0, send_only: 0, subscriptions: 0 };
+pub const NOTHING: Held = Held {
+    full: 0,
+    send_only: 0,
+    subscriptions: 0,
+};
 
 pub fn held(sm: &SubnetManager, gid: Gid) -> Held {
-    let mut held = Held { subscriptions: sm.subscriptions().filter(|(subscriber, _)| *subscriber == gid).count(), ..NOTHING };
-    for (_, state) in sm.groups().iter().flat_map(|group| &group.members).filter(|(member, _)| *member == gid) {
-        if state.contains(JoinState::FULL) { held.full += 1 } else { held.send_only += 1 }
+    let mut held = Held {
+        subscriptions: sm
+            .subscriptions()
+            .filter(|(subscriber, _)| *subscriber == gid)
+            .count(),
+        ..NOTHING
+    };
+    for (_, state) in sm
+        .groups()
+        .iter()
+        .flat_map(|group| &group.members)
+        .filter(|(member, _)| *member == gid)
+    {
+        if state.contains(JoinState::FULL) {
+            held.full += 1
+        } else {
+            held.send_only += 1
+        }
     }
     held
 }
@@ -41,7 +60,12 @@ pub fn is_complete(held: Held) -> bool {
 /// Does any other host keep a neighbour entry of `h`?
 fn is_remembered(sim: &Sim, h: usize) -> bool {
     let gid = sim.gid(h).to_string();
-    let knows = |other: usize| sim.interface(other).neighbour_status(sim.now()).iter().any(|n| n.gid.as_ref() == Some(&gid));
+    let knows = |other: usize| {
+        sim.interface(other)
+            .neighbour_status(sim.now())
+            .iter()
+            .any(|n| n.gid.as_ref() == Some(&gid))
+    };
     sim.live().into_iter().any(knows)
 }
 
@@ -57,16 +81,29 @@ fn a_host_vanishes(death: Death) {
 
     let start = sim.now();
     sim.kill(1, death);
-    let gone = sim.run_until(4 * SECOND, |sim| held(sim.sm(sm), gid) == NOTHING && !is_remembered(sim, 1));
-    assert!(gone, "after 4 s the SA holds {:?}, neighbours know it: {}", held(sim.sm(sm), gid), is_remembered(&sim, 1));
-    println!("{death:?} death: memberships and neighbour entries gone after {:?}", sim.now() - start);
+    let gone = sim.run_until(4 * SECOND, |sim| {
+        held(sim.sm(sm), gid) == NOTHING && !is_remembered(sim, 1)
+    });
+    assert!(
+        gone,
+        "after 4 s the SA holds {:?}, neighbours know it: {}",
+        held(sim.sm(sm), gid),
+        is_remembered(&sim, 1)
+    );
+    println!(
+        "{death:?} death: memberships and neighbour entries gone after {:?}",
+        sim.now() - start
+    );
 
     let start = sim.now();
     sim.start(1);
     let mut pairs = all_pairs(&sim);
     pairs.retain(|(from, to)| *from == 1 || *to == host::v4(1) || *to == host::v6(1));
     assert_eq!(sim.ping_until_answered(&pairs, 2 * SECOND), []);
-    println!("traffic with the restarted host after {:?}", sim.now() - start);
+    println!(
+        "traffic with the restarted host after {:?}",
+        sim.now() - start
+    );
     assert!(sim.now() - start <= 2 * SECOND);
     assert_ne!(sim.alive(1).hca.resources().queue_pairs[0].qpn, old);
 }
@@ -93,7 +130,10 @@ fn a_host_that_restarts_before_its_silence_was_noticed() {
     sim.start(1);
     let pairs = all_pairs(&sim);
     assert_eq!(sim.ping_until_answered(&pairs, 10 * SECOND), []);
-    println!("traffic with a host that restarted at another port: after {:?}", sim.now() - start);
+    println!(
+        "traffic with a host that restarted at another port: after {:?}",
+        sim.now() - start
+    );
     sim.run_for(10 * SECOND);
     let held = held(sim.sm(sm), sim.gid(1));
     assert!(is_complete(held), "{held:?}");

@@ -19,14 +19,24 @@ impl datapath::Host for ScriptedHost {
         match destination {
             IpAddr::V4(ip) if ip == Ipv4Addr::new(10, 77, 255, 255) => NextHop::Broadcast,
             IpAddr::V4(ip) if ip.octets()[..2] == [10, 77] => NextHop::OnLink,
-            IpAddr::V6(ip) if ip.segments()[..4] == [0xfd77, 0, 0, 0] || ip.segments()[0] == 0xfe80 => NextHop::OnLink,
+            IpAddr::V6(ip)
+                if ip.segments()[..4] == [0xfd77, 0, 0, 0] || ip.segments()[0] == 0xfe80 =>
+            {
+                NextHop::OnLink
+            }
             _ => NextHop::Unreachable,
         }
     }
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), String> {
         // As the kernel: what was set is reported.
-        self.net.put(self.interface, Input::Interface(datapath::Input::Host(HostEvent::Link { admin_up: true, mtu })));
+        self.net.put(
+            self.interface,
+            Input::Interface(datapath::Input::Host(HostEvent::Link {
+                admin_up: true,
+                mtu,
+            })),
+        );
         Ok(())
     }
 }
@@ -83,7 +93,9 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
         Content::EchoRequest(token) => (icmp, echo(if v4 { 8 } else { 128 }, *token)),
         Content::EchoReply(token) => (icmp, echo(if v4 { 0 } else { 129 }, *token)),
         Content::Datagram(data) => (UDP, [&[0x30, 0x39, 0, 7, 0, 0, 0, 0][..], data].concat()),
-        Content::TooBig(_) | Content::Unreachable | Content::Other(_) => unreachable!("the interface makes those"),
+        Content::TooBig(_) | Content::Unreachable | Content::Other(_) => {
+            unreachable!("the interface makes those")
+        }
     };
     body.resize(body.len() + padding, 0x5a);
     let len = body.len() as u16;
@@ -93,7 +105,10 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
     let pseudo = if protocol == ICMP_V4 {
         0
     } else {
-        sum(&octets(source), sum(&octets(destination), u32::from(len) + u32::from(protocol)))
+        sum(
+            &octets(source),
+            sum(&octets(destination), u32::from(len) + u32::from(protocol)),
+        )
     };
     let at = if protocol == UDP { 6 } else { 2 };
     let checksum = fold(sum(&body, pseudo));
@@ -101,7 +116,9 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
     let mut packet = if v4 {
         let total = (20 + len).to_be_bytes();
         // Don't Fragment.
-        let mut header = vec![0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, protocol, 0, 0];
+        let mut header = vec![
+            0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, protocol, 0, 0,
+        ];
         header.extend(octets(source));
         header.extend(octets(destination));
         let checksum = fold(sum(&header, 0));
@@ -120,24 +137,47 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
 
 /// Reads a packet; its checksums must be right.
 pub fn parse(packet: &[u8]) -> Option<IpPacket> {
-    let (source, destination, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
-        4 => {
-            let ip = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
-            assert_eq!(fold(sum(packet.get(..20)?, 0)), [0, 0], "checksum of an IPv4 header");
-            (ip(12)?, ip(16)?, packet[9], packet.get(20..)?)
-        }
-        6 => {
-            let ip = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
-            (ip(8)?, ip(24)?, packet[6], packet.get(40..)?)
-        }
-        _ => return None,
-    };
+    let (source, destination, protocol, body): (IpAddr, IpAddr, u8, &[u8]) =
+        match packet.first()? >> 4 {
+            4 => {
+                let ip = |at: usize| {
+                    Some(IpAddr::from(
+                        <[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?,
+                    ))
+                };
+                assert_eq!(
+                    fold(sum(packet.get(..20)?, 0)),
+                    [0, 0],
+                    "checksum of an IPv4 header"
+                );
+                (ip(12)?, ip(16)?, packet[9], packet.get(20..)?)
+            }
+            6 => {
+                let ip = |at: usize| {
+                    Some(IpAddr::from(
+                        <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?,
+                    ))
+                };
+                (ip(8)?, ip(24)?, packet[6], packet.get(40..)?)
+            }
+            _ => return None,
+        };
     let pseudo = match protocol {
         ICMP_V4 => 0,
-        _ => sum(&octets(source), sum(&octets(destination), body.len() as u32 + u32::from(protocol))),
+        _ => sum(
+            &octets(source),
+            sum(
+                &octets(destination),
+                body.len() as u32 + u32::from(protocol),
+            ),
+        ),
     };
     if matches!(protocol, ICMP_V4 | ICMP_V6 | UDP) {
-        assert_eq!(fold(sum(body, pseudo)), [0, 0], "checksum of {protocol} from {source} to {destination}");
+        assert_eq!(
+            fold(sum(body, pseudo)),
+            [0, 0],
+            "checksum of {protocol} from {source} to {destination}"
+        );
     }
     let word = |at: usize| Some(u32::from_be_bytes(body.get(at..at + 4)?.try_into().ok()?));
     let content = match (protocol, body.first()?) {
@@ -149,7 +189,11 @@ pub fn parse(packet: &[u8]) -> Option<IpPacket> {
         (UDP, _) => Content::Datagram(body.get(8..)?.to_vec()),
         (other, _) => Content::Other(other),
     };
-    Some(IpPacket { source, destination, content })
+    Some(IpPacket {
+        source,
+        destination,
+        content,
+    })
 }
 
 /// What arrived at a host.

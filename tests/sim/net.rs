@@ -30,9 +30,18 @@ pub enum Death {
 /// What the future holds.
 pub enum Event {
     /// A packet arrives at side `to`.
-    Packet { cable: CableId, to: usize, packet: OwnedPacket },
+    Packet {
+        cable: CableId,
+        to: usize,
+        packet: OwnedPacket,
+    },
     /// The link of side `to` comes up or goes down, unless the cable changed since.
-    Link { cable: CableId, to: usize, epoch: u32, up: bool },
+    Link {
+        cable: CableId,
+        to: usize,
+        epoch: u32,
+        up: bool,
+    },
     /// Some machine wants to be called.
     Timer(MachineId),
     /// A host has something to do.
@@ -160,7 +169,11 @@ impl Net {
     /// The next event not after `until`; the time becomes its time.
     pub fn pop(&self, until: Instant) -> Option<Event> {
         let mut state = self.0.lock();
-        if state.queue.peek().is_none_or(|Reverse(entry)| entry.at > until) {
+        if state
+            .queue
+            .peek()
+            .is_none_or(|Reverse(entry)| entry.at > until)
+        {
             state.now = until;
             return None;
         }
@@ -172,12 +185,22 @@ impl Net {
     pub fn add_cable(&self, sinks: [Arc<dyn LinkSink>; 2]) -> CableId {
         let mut state = self.0.lock();
         let now = state.now;
-        state.cables.push(Cable { sinks: sinks.map(Some), carries: false, told: [false; 2], epoch: 0, last: [now; 2] });
+        state.cables.push(Cable {
+            sinks: sinks.map(Some),
+            carries: false,
+            told: [false; 2],
+            epoch: 0,
+            last: [now; 2],
+        });
         state.cables.len() - 1
     }
 
     pub fn end(self: &Arc<Self>, cable: CableId, side: usize) -> Arc<dyn Link> {
-        Arc::new(SimLink { net: self.clone(), cable, side })
+        Arc::new(SimLink {
+            net: self.clone(),
+            cable,
+            side,
+        })
     }
 
     /// Where a packet or a change of the link goes, if anyone is there.
@@ -198,7 +221,11 @@ impl Net {
 
     /// Nothing passes any more.
     pub fn cut(&self, cable: CableId, death: Death) {
-        let after = if death == Death::Silent { SILENCE } else { HELLO };
+        let after = if death == Death::Silent {
+            SILENCE
+        } else {
+            HELLO
+        };
         self.change(cable, false, after);
     }
 
@@ -209,7 +236,15 @@ impl Net {
         cable.epoch += 1;
         let (epoch, at) = (cable.epoch, state.now + after);
         for to in 0..2 {
-            state.push(at, Event::Link { cable: id, to, epoch, up });
+            state.push(
+                at,
+                Event::Link {
+                    cable: id,
+                    to,
+                    epoch,
+                    up,
+                },
+            );
         }
     }
 
@@ -233,7 +268,11 @@ impl State {
     fn push(&mut self, at: Instant, event: Event) {
         self.sequence += 1;
         let at = at.max(self.now);
-        self.queue.push(Reverse(Entry { at, sequence: self.sequence, event: Box::new(event) }));
+        self.queue.push(Reverse(Entry {
+            at,
+            sequence: self.sequence,
+            event: Box::new(event),
+        }));
     }
 }
 
@@ -266,7 +305,14 @@ impl Link for SimLink {
                     at = at.max(state.cables[self.cable].last[to]);
                     state.cables[self.cable].last[to] = at;
                 }
-                state.push(at, Event::Packet { cable: self.cable, to, packet: OwnedPacket::from(packet) });
+                state.push(
+                    at,
+                    Event::Packet {
+                        cable: self.cable,
+                        to,
+                        packet: OwnedPacket::from(packet),
+                    },
+                );
             }
         }
     }

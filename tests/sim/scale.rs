@@ -43,11 +43,22 @@ fn a_thousand_hosts_come_up_and_talk() {
     }
     let up = sim.run_until(120 * SECOND, |sim| (0..HOSTS).all(|h| sim.is_up(h)));
     assert!(up, "seed {SEED}: {:?}", states(&sim));
-    println!("seed {SEED}: {HOSTS} hosts on 29 switches up after {:?} of virtual time, {:?} of real time", sim.elapsed(), real.elapsed());
+    println!(
+        "seed {SEED}: {HOSTS} hosts on 29 switches up after {:?} of virtual time, {:?} of real time",
+        sim.elapsed(),
+        real.elapsed()
+    );
     let pairs: Vec<(usize, IpAddr)> = (0..HOSTS)
         .map(|from| {
             let to = (from + 1 + sim.random.below(HOSTS - 1)) % HOSTS;
-            (from, if from % 2 == 0 { host::v4(to) } else { host::v6(to) })
+            (
+                from,
+                if from % 2 == 0 {
+                    host::v4(to)
+                } else {
+                    host::v6(to)
+                },
+            )
         })
         .collect();
     let start = sim.elapsed();

@@ -4,8 +4,8 @@ use crate::host::{self, Content, Log, ScriptedHost};
 use crate::net::{CableId, Death, Event, Net, Random};
 use crate::stack::Stack;
 use datapath::host::{HostEvent, link_local};
-use datapath::netdev::mem::{self, MemNetdev, MemPeer};
 use datapath::netdev::PacketBatch;
+use datapath::netdev::mem::{self, MemNetdev, MemPeer};
 use datapath::{Interface, InterfaceConfig, Plane};
 use fabric::hca::{Hca, HcaConfig};
 use fabric::link::LinkSink;
@@ -153,14 +153,21 @@ impl Sim {
         self.now() - self.base
     }
     pub fn set_faults(&self, loss: f64, duplicate: f64, reorder: f64) {
-        self.net.set_faults(FaultConfig { loss, duplicate, reorder });
+        self.net.set_faults(FaultConfig {
+            loss,
+            duplicate,
+            reorder,
+        });
     }
 
     // --- what there is ---
 
     fn add(&mut self, machine: impl FnOnce(MachineId) -> Machine) -> MachineId {
         let id = self.slots.len();
-        self.slots.push(Slot { machine: None, armed: None });
+        self.slots.push(Slot {
+            machine: None,
+            armed: None,
+        });
         self.slots[id].machine = Some(machine(id));
         self.arm(id);
         id
@@ -169,10 +176,17 @@ impl Sim {
     pub fn add_switch(&mut self, ports: u8) -> usize {
         let index = self.switches.len();
         let net = self.net.clone();
-        let config = SwitchConfig { guid: Guid(0x5000 + index as u64), description: format!("switch {index}"), ports };
+        let config = SwitchConfig {
+            guid: Guid(0x5000 + index as u64),
+            description: format!("switch {index}"),
+            ports,
+        };
         let mut made = None;
         self.add(|id| {
-            let (switch, control) = Switch::new(config, Box::new(move |input| net.put(id, Input::Node(input))));
+            let (switch, control) = Switch::new(
+                config,
+                Box::new(move |input| net.put(id, Input::Node(input))),
+            );
             made = Some(switch);
             Machine::Switch(control)
         });
@@ -187,7 +201,9 @@ impl Sim {
         let sinks = ports.map(|(s, port)| self.switches[s].switch.port(port));
         let cable = self.net.add_cable(sinks);
         for (side, (s, port)) in ports.into_iter().enumerate() {
-            self.switches[s].switch.attach_link(port, self.net.end(cable, side));
+            self.switches[s]
+                .switch
+                .attach_link(port, self.net.end(cable, side));
         }
         self.net.join(cable);
         self.trunks.push(cable);
@@ -202,7 +218,10 @@ impl Sim {
             switch,
             alive: None,
             log: Log::default(),
-            config: InterfaceConfig { name: format!("ib{index}"), ..InterfaceConfig::default() },
+            config: InterfaceConfig {
+                name: format!("ib{index}"),
+                ..InterfaceConfig::default()
+            },
             groups: Vec::new(),
             is_stack: false,
             lives: 0,
@@ -215,7 +234,11 @@ impl Sim {
         assert!(self.hosts[h].alive.is_none());
         self.hosts[h].lives += 1;
         let seed = self.net.random();
-        let (guid, config, switch) = (self.hosts[h].guid, self.hosts[h].config.clone(), self.hosts[h].switch);
+        let (guid, config, switch) = (
+            self.hosts[h].guid,
+            self.hosts[h].config.clone(),
+            self.hosts[h].switch,
+        );
         let net = self.net.clone();
         let mut hca = None;
         let control = self.add(|id| {
@@ -225,7 +248,10 @@ impl Sim {
                 first_qpn: Qpn::new((seed as u32 & 0x3f_ffff) | 0x40),
                 ..HcaConfig::new(guid, &format!("host {h}"))
             };
-            let (made, control) = Hca::new(config, Box::new(move |input| net.put(id, Input::Node(input))));
+            let (made, control) = Hca::new(
+                config,
+                Box::new(move |input| net.put(id, Input::Node(input))),
+            );
             hca = Some(made);
             Machine::Hca(control)
         });
@@ -236,20 +262,52 @@ impl Sim {
         let net = self.net.clone();
         let mut plane = None;
         let interface = self.add(|id| {
-            let host = ScriptedHost { net: net.clone(), interface: id };
-            let inputs = { let net = net.clone(); Arc::new(move |input| net.put(id, Input::Interface(input))) };
-            peer.on_ready({ let net = net.clone(); move || { net.put(id, Input::Device(h)); } });
-            let mut interface = Interface::new(config, hca.clone(), netdev.clone(), Box::new(host), inputs, seed).expect("an agent");
+            let host = ScriptedHost {
+                net: net.clone(),
+                interface: id,
+            };
+            let inputs = {
+                let net = net.clone();
+                Arc::new(move |input| net.put(id, Input::Interface(input)))
+            };
+            peer.on_ready({
+                let net = net.clone();
+                move || {
+                    net.put(id, Input::Device(h));
+                }
+            });
+            let mut interface = Interface::new(
+                config,
+                hca.clone(),
+                netdev.clone(),
+                Box::new(host),
+                inputs,
+                seed,
+            )
+            .expect("an agent");
             interface.start(now);
             plane = Some(interface.plane().clone());
             Machine::Interface(Box::new(interface))
         });
-        let mut events = vec![HostEvent::Link { admin_up: true, mtu: 1500 }];
-        let addresses = [(host::v4(h), 16), (host::v6(h), 64), (IpAddr::V6(link_local(guid.0)), 64)];
+        let mut events = vec![HostEvent::Link {
+            admin_up: true,
+            mtu: 1500,
+        }];
+        let addresses = [
+            (host::v4(h), 16),
+            (host::v6(h), 64),
+            (IpAddr::V6(link_local(guid.0)), 64),
+        ];
         events.extend(addresses.map(|(ip, prefix)| HostEvent::AddressAdded(ip, prefix)));
-        events.extend(self.hosts[h].groups.iter().map(|group| HostEvent::GroupJoined(*group)));
+        events.extend(
+            self.hosts[h]
+                .groups
+                .iter()
+                .map(|group| HostEvent::GroupJoined(*group)),
+        );
         for event in events {
-            self.net.put(interface, Input::Interface(datapath::Input::Host(event)));
+            self.net
+                .put(interface, Input::Interface(datapath::Input::Host(event)));
         }
         let switch_node = self.switches[switch].switch.clone();
         let port = switch_node.free_port().expect("a free port");
@@ -258,18 +316,34 @@ impl Sim {
         switch_node.attach_link(port, self.net.end(cable, 0));
         hca.attach_link(self.net.end(cable, 1));
         self.net.join(cable);
-        let above = if self.hosts[h].is_stack { Above::Stack(Box::new(Stack::new(peer, h, now - self.base))) } else { Above::Scripted(peer) };
+        let above = if self.hosts[h].is_stack {
+            Above::Stack(Box::new(Stack::new(peer, h, now - self.base)))
+        } else {
+            Above::Scripted(peer)
+        };
         let plane = plane.expect("made above");
-        self.hosts[h].alive = Some(Alive { hca, interface, control, netdev, plane, above, cable, port });
+        self.hosts[h].alive = Some(Alive {
+            hca,
+            interface,
+            control,
+            netdev,
+            plane,
+            above,
+            cable,
+            port,
+        });
         self.drain();
     }
 
     /// Ends a host without a word.
     pub fn kill(&mut self, h: usize, death: Death) {
-        let Some(alive) = self.hosts[h].alive.take() else { return };
+        let Some(alive) = self.hosts[h].alive.take() else {
+            return;
+        };
         self.net.cut(alive.cable, death);
         self.net.vanish(alive.cable, 1);
-        self.detach.insert(alive.cable, (self.hosts[h].switch, alive.port));
+        self.detach
+            .insert(alive.cable, (self.hosts[h].switch, alive.port));
         self.slots[alive.interface].machine = None;
         self.slots[alive.control].machine = None;
         drop(alive);
@@ -288,11 +362,17 @@ impl Sim {
         let seed = self.net.random();
         let node: Arc<dyn ManagementPort> = match place {
             SmPlace::Switch(s) => self.switches[s].switch.clone(),
-            SmPlace::Host(h) => self.hosts[h].alive.as_ref().expect("a live host").hca.clone(),
+            SmPlace::Host(h) => self.hosts[h]
+                .alive
+                .as_ref()
+                .expect("a live host")
+                .hca
+                .clone(),
         };
         let (net, now) = (self.net.clone(), self.now());
         let id = self.add(|id| {
-            let port = SmPort::bind(&*node, Box::new(move |mad| net.put(id, Input::Mad(mad)))).expect("no other manager here");
+            let port = SmPort::bind(&*node, Box::new(move |mad| net.put(id, Input::Mad(mad))))
+                .expect("no other manager here");
             let mut sm = SubnetManager::new(config, seed);
             port.turn(now, &mut sm, []);
             Machine::Sm(Box::new(sm), port)
@@ -332,7 +412,9 @@ impl Sim {
         self.hosts[h].alive.as_ref().expect("a live host")
     }
     pub fn live(&self) -> Vec<usize> {
-        (0..self.hosts.len()).filter(|h| self.hosts[*h].alive.is_some()).collect()
+        (0..self.hosts.len())
+            .filter(|h| self.hosts[*h].alive.is_some())
+            .collect()
     }
     pub fn interface(&self, h: usize) -> &Interface {
         match &self.slots[self.alive(h).interface].machine {
@@ -359,16 +441,30 @@ impl Sim {
     /// Something happened at a host: a program joined a group, an address went.
     pub fn host_event(&mut self, h: usize, event: HostEvent) {
         let interface = self.alive(h).interface;
-        self.net.put(interface, Input::Interface(datapath::Input::Host(event)));
+        self.net
+            .put(interface, Input::Interface(datapath::Input::Host(event)));
         self.drain();
     }
 
     // --- traffic ---
 
     /// A scripted host sends a packet.
-    pub fn send(&mut self, h: usize, source: IpAddr, destination: IpAddr, content: &Content, padding: usize) {
+    pub fn send(
+        &mut self,
+        h: usize,
+        source: IpAddr,
+        destination: IpAddr,
+        content: &Content,
+        padding: usize,
+    ) {
         let packet = host::build(source, destination, content, padding);
-        let Some(Alive { above: Above::Scripted(peer), .. }) = &self.hosts[h].alive else { return };
+        let Some(Alive {
+            above: Above::Scripted(peer),
+            ..
+        }) = &self.hosts[h].alive
+        else {
+            return;
+        };
         // A full device drops, as a real one.
         let _ = peer.send(&packet);
         self.transmit(h);
@@ -377,8 +473,14 @@ impl Sim {
 
     /// The data thread of a host: device to fabric.
     fn transmit(&mut self, h: usize) {
-        let Some(alive) = &self.hosts[h].alive else { return };
-        while alive.netdev.try_read_batch(&mut self.batch).is_ok_and(|count| count > 0) {
+        let Some(alive) = &self.hosts[h].alive else {
+            return;
+        };
+        while alive
+            .netdev
+            .try_read_batch(&mut self.batch)
+            .is_ok_and(|count| count > 0)
+        {
             alive.plane.transmit(&mut self.batch);
         }
     }
@@ -401,20 +503,38 @@ impl Sim {
     }
 
     /// Pings until all are answered, each again every second; the ones never answered within `limit`.
-    pub fn ping_until_answered(&mut self, pairs: &[(usize, IpAddr)], limit: Duration) -> Vec<(usize, IpAddr)> {
+    pub fn ping_until_answered(
+        &mut self,
+        pairs: &[(usize, IpAddr)],
+        limit: Duration,
+    ) -> Vec<(usize, IpAddr)> {
         let until = self.now() + limit;
         let mut open = pairs.to_vec();
         loop {
-            let tokens: Vec<u32> = open.clone().into_iter().map(|(from, to)| self.ping(from, to)).collect();
+            let tokens: Vec<u32> = open
+                .clone()
+                .into_iter()
+                .map(|(from, to)| self.ping(from, to))
+                .collect();
             let mut left = 10;
             loop {
                 self.run_for(Duration::from_millis(100));
                 left -= 1;
-                if left == 0 || open.iter().zip(&tokens).all(|((from, _), token)| self.answered(*from, *token)) {
+                if left == 0
+                    || open
+                        .iter()
+                        .zip(&tokens)
+                        .all(|((from, _), token)| self.answered(*from, *token))
+                {
                     break;
                 }
             }
-            open = open.into_iter().zip(tokens).filter(|((from, _), token)| !self.answered(*from, *token)).map(|(pair, _)| pair).collect();
+            open = open
+                .into_iter()
+                .zip(tokens)
+                .filter(|((from, _), token)| !self.answered(*from, *token))
+                .map(|(pair, _)| pair)
+                .collect();
             if open.is_empty() || self.now() >= until {
                 return open;
             }
@@ -425,7 +545,15 @@ impl Sim {
     fn host_received(&mut self, h: usize) {
         let now = self.now();
         let since = now - self.base;
-        let HostNode { alive: Some(alive), log, guid, .. } = &mut self.hosts[h] else { return };
+        let HostNode {
+            alive: Some(alive),
+            log,
+            guid,
+            ..
+        } = &mut self.hosts[h]
+        else {
+            return;
+        };
         match &mut alive.above {
             Above::Stack(stack) => {
                 stack.poll(since);
@@ -441,7 +569,8 @@ impl Sim {
                     match packet.content {
                         Content::EchoRequest(token) => {
                             log.requests += 1;
-                            let multicast = packet.destination.is_multicast() || packet.destination == IpAddr::from([10, 77, 255, 255]);
+                            let multicast = packet.destination.is_multicast()
+                                || packet.destination == IpAddr::from([10, 77, 255, 255]);
                             let source = match packet.source {
                                 _ if !multicast => packet.destination,
                                 IpAddr::V4(_) => host::v4(h),
@@ -452,7 +581,10 @@ impl Sim {
                         Content::EchoReply(token) => {
                             log.replies.entry(token).or_insert((packet.source, now));
                         }
-                        Content::Datagram(data) => log.datagrams.push((packet.source, packet.destination, data)),
+                        Content::Datagram(data) => {
+                            log.datagrams
+                                .push((packet.source, packet.destination, data))
+                        }
                         Content::TooBig(mtu) => log.too_big.push(mtu),
                         Content::Unreachable => log.unreachable += 1,
                         Content::Other(_) => {}
@@ -486,14 +618,22 @@ impl Sim {
                 Event::Packet { cable, to, packet } => {
                     if let Some(frames) = &mut self.frames {
                         let mut bytes = Vec::new();
-                        packet.as_packet().emit_into(&mut bytes).expect("hosts send no super-packets here");
+                        packet
+                            .as_packet()
+                            .emit_into(&mut bytes)
+                            .expect("hosts send no super-packets here");
                         frames.push(bytes);
                     }
                     if let Some(sink) = self.net.sink(cable, to) {
                         sink.receive(&[packet.as_packet()]);
                     }
                 }
-                Event::Link { cable, to, epoch, up } => {
+                Event::Link {
+                    cable,
+                    to,
+                    epoch,
+                    up,
+                } => {
                     if self.net.tell(cable, to, epoch, up) {
                         self.link_changed(cable, to, up);
                     }
@@ -540,7 +680,12 @@ impl Sim {
             return;
         }
         slot.armed = None;
-        if slot.machine.as_ref().and_then(Machine::poll_timeout).is_some_and(|at| at <= now) {
+        if slot
+            .machine
+            .as_ref()
+            .and_then(Machine::poll_timeout)
+            .is_some_and(|at| at <= now)
+        {
             match slot.machine.as_mut() {
                 Some(Machine::Switch(control)) => control.handle_timeout(now),
                 Some(Machine::Hca(control)) => control.handle_timeout(now),
@@ -554,7 +699,9 @@ impl Sim {
 
     fn arm(&mut self, id: MachineId) {
         let slot = &mut self.slots[id];
-        let Some(at) = slot.machine.as_ref().and_then(Machine::poll_timeout) else { return };
+        let Some(at) = slot.machine.as_ref().and_then(Machine::poll_timeout) else {
+            return;
+        };
         let at = at.max(self.net.now());
         if slot.armed.is_none_or(|armed| at < armed) {
             slot.armed = Some(at);
@@ -573,7 +720,9 @@ impl Sim {
                 }
                 (Input::Node(input), Some(Machine::Switch(control))) => control.handle(now, input),
                 (Input::Node(input), Some(Machine::Hca(control))) => control.handle(now, input),
-                (Input::Interface(input), Some(Machine::Interface(interface))) => interface.handle(now, input),
+                (Input::Interface(input), Some(Machine::Interface(interface))) => {
+                    interface.handle(now, input)
+                }
                 (Input::Mad(mad), Some(Machine::Sm(sm, port))) => port.turn(now, sm, [mad]),
                 // It is dead.
                 (_, _) => continue,
@@ -584,7 +733,8 @@ impl Sim {
 
     fn note(&mut self, event: &Event) {
         let mut hash = self.trace;
-        let mut add = |value: u64| hash = (hash ^ value).wrapping_mul(0x100_0000_01b3).rotate_left(23);
+        let mut add =
+            |value: u64| hash = (hash ^ value).wrapping_mul(0x100_0000_01b3).rotate_left(23);
         add(self.net.now().duration_since(self.base).as_nanos() as u64);
         match event {
             Event::Packet { cable, to, packet } => {
@@ -593,10 +743,20 @@ impl Sim {
                 add(u64::from(packet.lrh.slid.0) << 16 | u64::from(packet.lrh.dlid.0));
                 add(u64::from(packet.bth.dest_qp.0) << 32 | u64::from(packet.bth.psn.0));
                 for chunk in packet.payload.chunks(8) {
-                    add(chunk.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)));
+                    add(chunk
+                        .iter()
+                        .fold(0, |value, byte| value << 8 | u64::from(*byte)));
                 }
             }
-            Event::Link { cable, to, epoch, up } => add((*cable as u64) << 34 | u64::from(*epoch) << 2 | (*to as u64) << 1 | u64::from(*up)),
+            Event::Link {
+                cable,
+                to,
+                epoch,
+                up,
+            } => add((*cable as u64) << 34
+                | u64::from(*epoch) << 2
+                | (*to as u64) << 1
+                | u64::from(*up)),
             Event::Timer(id) => add(*id as u64),
             Event::Wake(h) => add(*h as u64),
         }

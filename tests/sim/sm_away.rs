@@ -16,7 +16,10 @@ fn flows_lose_nothing_while_the_subnet_manager_is_away() {
     assert_eq!(sim.ping_until_answered(&pairs, 10 * SECOND), []);
     sim.run_for(10 * SECOND);
     let before = sim.sm(old).counters().get(Counter::SaRequests);
-    println!("{before} SA requests until all {} pairs talked", pairs.len() / 2);
+    println!(
+        "{before} SA requests until all {} pairs talked",
+        pairs.len() / 2
+    );
 
     sim.kill_sm(old);
     let mut tokens = Vec::new();
@@ -32,8 +35,14 @@ fn flows_lose_nothing_while_the_subnet_manager_is_away() {
     let sm = sim.start_sm(SmPlace::Switch(0), SmConfig::default());
     flows(&mut sim, &mut tokens, 20);
     sim.run_for(SECOND);
-    let lost = tokens.iter().filter(|(from, token)| !sim.answered(*from, *token)).count();
-    println!("{} pings while the manager was away 60 s and 20 s after its return: {lost} lost", tokens.len());
+    let lost = tokens
+        .iter()
+        .filter(|(from, token)| !sim.answered(*from, *token))
+        .count();
+    println!(
+        "{} pings while the manager was away 60 s and 20 s after its return: {lost} lost",
+        tokens.len()
+    );
     assert_eq!(lost, 0);
 
     for h in 0..HOSTS {
@@ -44,5 +53,8 @@ fn flows_lose_nothing_while_the_subnet_manager_is_away() {
     let after = sim.sm(sm).counters().get(Counter::SaRequests);
     println!("{after} SA requests within 20 s after its return");
     // Four joins, four subscriptions, nine paths per host, and as much again for what came too early.
-    assert!(after <= 2 * (4 + 4 + 9) * HOSTS as u64, "{after} SA requests");
+    assert!(
+        after <= 2 * (4 + 4 + 9) * HOSTS as u64,
+        "{after} SA requests"
+    );
 }

@@ -28,8 +28,6 @@ pub struct Stack {
     armed: Option<Duration>,
     /// Bytes that arrived, all of them right.
     pub received: usize,
-    /// The other side closed after its last byte.
-    pub finished: bool,
 }
 
 fn at(since: Duration) -> Instant {
@@ -45,13 +43,24 @@ impl Stack {
     /// A stack of host `h`; time is since the start of the simulation.
     pub fn new(peer: MemPeer, h: usize, since: Duration) -> Stack {
         let mut device = SmolDevice::new(peer, 2044);
-        let mut interface = Interface::new(Config::new(HardwareAddress::Ip), &mut device, at(since));
+        let mut interface =
+            Interface::new(Config::new(HardwareAddress::Ip), &mut device, at(since));
         interface.update_ip_addrs(|addresses| {
             for (ip, prefix) in [(host::v4(h), 16), (host::v6(h), 64)] {
-                addresses.push(IpCidr::new(IpAddress::from(ip), prefix)).expect("room for two");
+                addresses
+                    .push(IpCidr::new(IpAddress::from(ip), prefix))
+                    .expect("room for two");
             }
         });
-        Stack { device, interface, sockets: SocketSet::new(vec![]), sending: None, receiving: None, armed: None, received: 0, finished: false }
+        Stack {
+            device,
+            interface,
+            sockets: SocketSet::new(vec![]),
+            sending: None,
+            receiving: None,
+            armed: None,
+            received: 0,
+        }
     }
 
     pub fn listen(&mut self, port: u16) {
@@ -63,13 +72,20 @@ impl Stack {
     /// Connects and sends `total` bytes.
     pub fn transfer(&mut self, to: IpAddr, port: u16, total: usize) {
         let mut socket = socket();
-        socket.connect(self.interface.context(), (IpAddress::from(to), port), 49_152).expect("a fresh socket");
+        socket
+            .connect(
+                self.interface.context(),
+                (IpAddress::from(to), port),
+                49_152,
+            )
+            .expect("a fresh socket");
         self.sending = Some((self.sockets.add(socket), 0, total));
     }
 
     pub fn poll(&mut self, since: Duration) {
         let now = at(since);
-        self.interface.poll(now, &mut self.device, &mut self.sockets);
+        self.interface
+            .poll(now, &mut self.device, &mut self.sockets);
         if let Some((handle, sent, total)) = &mut self.sending {
             let socket = self.sockets.get_mut::<tcp::Socket>(*handle);
             while socket.can_send() && sent < total {
@@ -77,7 +93,10 @@ impl Stack {
                 let room = *total - from;
                 let fill = |buffer: &mut [u8]| {
                     let len = buffer.len().min(room);
-                    buffer[..len].iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(from + at));
+                    buffer[..len]
+                        .iter_mut()
+                        .enumerate()
+                        .for_each(|(at, byte)| *byte = pattern(from + at));
                     (len, len)
                 };
                 *sent += socket.send(fill).expect("can send");
@@ -91,17 +110,20 @@ impl Stack {
             while socket.can_recv() {
                 let from = self.received;
                 let check = |buffer: &mut [u8]| {
-                    assert!(buffer.iter().enumerate().all(|(at, byte)| *byte == pattern(from + at)), "bytes after {from} are wrong");
+                    assert!(
+                        buffer
+                            .iter()
+                            .enumerate()
+                            .all(|(at, byte)| *byte == pattern(from + at)),
+                        "bytes after {from} are wrong"
+                    );
                     (buffer.len(), buffer.len())
                 };
                 self.received += socket.recv(check).expect("can receive");
             }
-            if !socket.may_recv() && self.received > 0 {
-                self.finished = true;
-                socket.close();
-            }
         }
-        self.interface.poll(now, &mut self.device, &mut self.sockets);
+        self.interface
+            .poll(now, &mut self.device, &mut self.sockets);
     }
 
     /// When to poll again, since the start; `None` also where that is arranged already.
@@ -109,7 +131,9 @@ impl Stack {
         let delay = self.interface.poll_delay(at(since), &self.sockets)?;
         // Never at once: that would be a loop without time.
         let wanted = since + Duration::from(delay).max(Duration::from_micros(50));
-        let arranged = self.armed.is_some_and(|armed| armed > since && armed <= wanted);
+        let arranged = self
+            .armed
+            .is_some_and(|armed| armed > since && armed <= wanted);
         (!arranged).then(|| *self.armed.insert(wanted))
     }
 }
