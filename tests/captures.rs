@@ -15,15 +15,35 @@ fn ipoib() -> Command {
 }
 
 fn there_is(program: &str) -> bool {
-    Command::new(program).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-        || Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    Command::new(program)
+        .arg("-v")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
+        || Command::new(program)
+            .arg("-V")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok()
 }
 
 /// Runs to its end; its output if it went well.
 fn output(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success(), "{command:?}: {status}\n{stdout}\n{stderr}");
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr),
+    );
+    assert!(
+        status.success(),
+        "{command:?}: {status}\n{stdout}\n{stderr}"
+    );
     stdout.into_owned()
 }
 
@@ -35,7 +55,11 @@ struct Running {
 
 impl Running {
     fn start(command: &mut Command) -> Running {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (sender, lines) = mpsc::channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
@@ -49,7 +73,10 @@ impl Running {
 
     fn line_with(&self, text: &str) -> String {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("no line with {text:?}: {e}"));
+            let line = self
+                .lines
+                .recv_timeout(PATIENCE)
+                .unwrap_or_else(|e| panic!("no line with {text:?}: {e}"));
             if line.contains(text) {
                 return line;
             }
@@ -70,7 +97,10 @@ impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             // Hosts leave their groups and delete nothing that is not theirs: SIGTERM, then wait.
-            let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM);
+            let _ = rustix::process::kill_process(
+                rustix::process::Pid::from_child(&self.child),
+                rustix::process::Signal::TERM,
+            );
             let _ = self.child.wait();
         }
     }
@@ -85,7 +115,11 @@ impl Namespace {
         Namespace(name)
     }
     fn run(&self, arguments: &[&str]) -> String {
-        output(Command::new("ip").args(["netns", "exec", &self.0]).args(arguments))
+        output(
+            Command::new("ip")
+                .args(["netns", "exec", &self.0])
+                .args(arguments),
+        )
     }
 }
 
@@ -100,7 +134,10 @@ fn wireshark_reads_a_bring_up() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/net/tun").exists() {
         return eprintln!("SKIPPED: network namespaces and TUN devices need root");
     }
-    if let Some(missing) = ["tshark", "ip", "ping"].into_iter().find(|program| !there_is(program)) {
+    if let Some(missing) = ["tshark", "ip", "ping"]
+        .into_iter()
+        .find(|program| !there_is(program))
+    {
         return eprintln!("SKIPPED: there is no {missing}");
     }
     let folder = tempfile::tempdir().unwrap();
@@ -109,9 +146,18 @@ fn wireshark_reads_a_bring_up() {
     let id = std::process::id();
     let namespaces = [1, 2].map(|k| Namespace::new(format!("ipoib-capture-{id}-{k}")));
 
-    let fabric = Running::start(ipoib().args(["fabric", "--listen", "udp://127.0.0.1:0", "--control", &control]));
+    let fabric = Running::start(ipoib().args([
+        "fabric",
+        "--listen",
+        "udp://127.0.0.1:0",
+        "--control",
+        &control,
+    ]));
     let line = fabric.line_with("udp://");
-    let url = line.split_whitespace().find(|word| word.starts_with("udp://")).unwrap();
+    let url = line
+        .split_whitespace()
+        .find(|word| word.starts_with("udp://"))
+        .unwrap();
     let mut capture = Running::start(ipoib().args(["capture", &file, "--control", &control]));
     // The head of the file is written when the fabric has agreed to the capture, and frames come from before any host is there: the SM's own.
     let waited = (0..600).find(|_| {
@@ -124,9 +170,20 @@ fn wireshark_reads_a_bring_up() {
         .zip(&namespaces)
         .map(|(k, namespace)| {
             let addresses = [format!("10.77.0.{k}/24"), format!("fd77::{k}/64")];
-            Running::start(ipoib().args(["up", "ib0", "--fabric", url, "--netns", &namespace.0, "--control", &path(&format!("{k}.sock"))]).args(
-                addresses.iter().flat_map(|address| ["--address", address]),
-            ))
+            Running::start(
+                ipoib()
+                    .args([
+                        "up",
+                        "ib0",
+                        "--fabric",
+                        url,
+                        "--netns",
+                        &namespace.0,
+                        "--control",
+                        &path(&format!("{k}.sock")),
+                    ])
+                    .args(addresses.iter().flat_map(|address| ["--address", address])),
+            )
         })
         .collect();
     for host in &hosts {
@@ -140,31 +197,67 @@ fn wireshark_reads_a_bring_up() {
     drop(hosts);
     capture.interrupt();
 
-    let tshark = |arguments: &[&str]| output(Command::new("tshark").args(["-n", "-r", &file]).args(arguments));
+    let tshark = |arguments: &[&str]| {
+        output(
+            Command::new("tshark")
+                .args(["-n", "-r", &file])
+                .args(arguments),
+        )
+    };
     let wrong = tshark(&["-Y", "_ws.malformed || _ws.expert.severity == error"]);
     assert!(wrong.is_empty(), "Wireshark does not like:\n{wrong}");
     let listing = tshark(&[]);
     let details = tshark(&["-V"]);
     let count = |text: &str, word: &str| text.lines().filter(|line| line.contains(word)).count();
-    for word in ["ARP", "ICMPv6", "PathRecord", "MCMemberRecord", "SubnGet", "Neighbor Solicitation", "Echo (ping) reply"] {
+    for word in [
+        "ARP",
+        "ICMPv6",
+        "PathRecord",
+        "MCMemberRecord",
+        "SubnGet",
+        "Neighbor Solicitation",
+        "Echo (ping) reply",
+    ] {
         assert!(count(&listing, word) > 0, "no {word} in:\n{listing}");
     }
-    for word in ["Address Resolution Protocol (reply)", "Internet Control Message Protocol v6", "PathRecord", "MCMemberRecord", "PortInfo"] {
+    for word in [
+        "Address Resolution Protocol (reply)",
+        "Internet Control Message Protocol v6",
+        "PathRecord",
+        "MCMemberRecord",
+        "PortInfo",
+    ] {
         assert!(count(&details, word) > 0, "no {word} in the details");
     }
 
     let decoded = output(ipoib().args(["decode", &file]));
-    let frames = listing.lines().filter(|line| !line.trim().is_empty()).count();
-    let summary = format!("{frames} frames, {frames} with right ICRC and VCRC, {frames} re-emitted unchanged");
+    let frames = listing
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .count();
+    let summary = format!(
+        "{frames} frames, {frames} with right ICRC and VCRC, {frames} re-emitted unchanged"
+    );
     assert_eq!(decoded.lines().last(), Some(&*summary));
 }
 
 #[test]
 fn captures_of_others_decode() {
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared");
-    let mut files = vec![shared.join("captures/wiki-infiniband.pcap"), shared.join("captures/tcpdump-ipoib.pcap")];
-    files.extend(std::fs::read_dir(shared.join("kernel-peer/captures")).into_iter().flatten().map(|entry| entry.unwrap().path()));
-    for file in files.iter().filter(|file| file.extension().is_some_and(|e| e == "pcap")) {
+    let mut files = vec![
+        shared.join("captures/wiki-infiniband.pcap"),
+        shared.join("captures/tcpdump-ipoib.pcap"),
+    ];
+    files.extend(
+        std::fs::read_dir(shared.join("kernel-peer/captures"))
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().path()),
+    );
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|e| e == "pcap"))
+    {
         if !file.exists() {
             eprintln!("SKIPPED: {} is absent", file.display());
             continue;
@@ -172,11 +265,26 @@ fn captures_of_others_decode() {
         let decoded = output(ipoib().arg("decode").arg(file));
         let summary = decoded.lines().last().unwrap();
         let frames: usize = summary.split_whitespace().next().unwrap().parse().unwrap();
-        assert!(frames > 0 && decoded.lines().count() == frames + 1, "{}: {summary}", file.display());
+        assert!(
+            frames > 0 && decoded.lines().count() == frames + 1,
+            "{}: {summary}",
+            file.display()
+        );
         match file.file_name().unwrap().to_str().unwrap() {
-            "wiki-infiniband.pcap" => assert_eq!(summary, "43 frames, 43 with right ICRC and VCRC, 43 re-emitted unchanged"),
-            "tcpdump-ipoib.pcap" => assert_eq!(summary, "30 frames (IPoIB, without CRCs), 30 re-emitted unchanged"),
-            _ => assert!(summary.ends_with(&format!("{frames} with right ICRC and VCRC, {frames} re-emitted unchanged")), "{summary}"),
+            "wiki-infiniband.pcap" => assert_eq!(
+                summary,
+                "43 frames, 43 with right ICRC and VCRC, 43 re-emitted unchanged"
+            ),
+            "tcpdump-ipoib.pcap" => assert_eq!(
+                summary,
+                "30 frames (IPoIB, without CRCs), 30 re-emitted unchanged"
+            ),
+            _ => assert!(
+                summary.ends_with(&format!(
+                    "{frames} with right ICRC and VCRC, {frames} re-emitted unchanged"
+                )),
+                "{summary}"
+            ),
         }
     }
 }

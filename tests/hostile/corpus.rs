@@ -8,13 +8,21 @@ use std::time::Duration;
 use wire::packet::Packet;
 
 fn folder(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fuzz/corpus")
+        .join(target)
 }
 
 fn replay(target: &str, run: fn(&[u8]), mutations: usize) {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder(target))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
-    let corpus: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
+    let corpus: Vec<Vec<u8>> = files
+        .iter()
+        .map(|file| std::fs::read(file).unwrap())
+        .collect();
     assert!(corpus.len() >= 3, "{target}: {} files", corpus.len());
     run(&[]);
     corpus.iter().for_each(|input| run(input));
@@ -59,7 +67,10 @@ pub fn bring_up() -> Vec<Vec<u8>> {
     let mut sim = crate::sim::Sim::new(1);
     sim.add_switch(4);
     sim.frames = Some(Vec::new());
-    sim.start_sm(crate::sim::SmPlace::Switch(0), fabric::sm::SmConfig::default());
+    sim.start_sm(
+        crate::sim::SmPlace::Switch(0),
+        fabric::sm::SmConfig::default(),
+    );
     for h in 0..3 {
         sim.add_host(0);
         sim.start(h);
@@ -80,7 +91,8 @@ pub fn bring_up() -> Vec<Vec<u8>> {
 pub fn mads(frames: &[Vec<u8>]) -> Vec<(Vec<u8>, bool)> {
     let mad = |frame: &Vec<u8>| {
         let packet = Packet::parse(frame).ok()?;
-        (packet.bth.dest_qp.0 < 2 && packet.payload.len() == 256).then(|| (packet.payload.to_vec(), packet.bth.dest_qp.0 == 0))
+        (packet.bth.dest_qp.0 < 2 && packet.payload.len() == 256)
+            .then(|| (packet.payload.to_vec(), packet.bth.dest_qp.0 == 0))
     };
     frames.iter().filter_map(mad).collect()
 }
@@ -98,8 +110,16 @@ fn write_the_corpus() {
     for frame in &frames {
         let packet = Packet::parse(frame).unwrap();
         let kind = match packet.bth.dest_qp.0 {
-            qp @ 0..2 => format!("qp{qp}-{:02x}-{:02x}{:02x}", packet.payload[3], packet.payload[16], packet.payload[17]),
-            _ => format!("ip-{:02x}{:02x}-{}", packet.payload[0], packet.payload[1], packet.payload.len()),
+            qp @ 0..2 => format!(
+                "qp{qp}-{:02x}-{:02x}{:02x}",
+                packet.payload[3], packet.payload[16], packet.payload[17]
+            ),
+            _ => format!(
+                "ip-{:02x}{:02x}-{}",
+                packet.payload[0],
+                packet.payload[1],
+                packet.payload.len()
+            ),
         };
         kinds.entry(kind).or_insert_with(|| frame.clone());
     }
@@ -113,7 +133,14 @@ fn write_the_corpus() {
             write("mad_parse", kind, packet.payload);
             let (kind, pause) = (if qp == 0 { 8 } else { 0 }, record(0xff, 1, &[]));
             all_sm.extend([record(kind, 1, packet.payload), pause].concat());
-            all_interface.extend([record(kind, 2, packet.payload), record(kind | 5, 2, packet.payload), record(kind | 6, 2, packet.payload)].concat());
+            all_interface.extend(
+                [
+                    record(kind, 2, packet.payload),
+                    record(kind | 5, 2, packet.payload),
+                    record(kind | 6, 2, packet.payload),
+                ]
+                .concat(),
+            );
         } else {
             let kind = match packet.payload[..2] {
                 [8, 6] => 1,
@@ -124,7 +151,11 @@ fn write_the_corpus() {
         }
     }
     // In pieces: a fuzzer does best with small files.
-    for (target, all) in [("sm", all_sm), ("interface", all_interface), ("datagram", all_datagram)] {
+    for (target, all) in [
+        ("sm", all_sm),
+        ("interface", all_interface),
+        ("datagram", all_datagram),
+    ] {
         let mut pieces = vec![Vec::new()];
         let mut at = 0;
         while at < all.len() {

@@ -45,7 +45,9 @@ impl datapath::Host for Routes {
     fn next_hop(&mut self, destination: IpAddr) -> NextHop {
         match destination {
             IpAddr::V4(ip) if ip.octets()[..2] == [10, 77] => NextHop::OnLink,
-            IpAddr::V6(ip) if ip.segments()[0] == 0xfd77 || ip.segments()[0] == 0xfe80 => NextHop::OnLink,
+            IpAddr::V6(ip) if ip.segments()[0] == 0xfd77 || ip.segments()[0] == 0xfe80 => {
+                NextHop::OnLink
+            }
             _ => NextHop::Unreachable,
         }
     }
@@ -77,15 +79,29 @@ impl Victim {
         let config = NodeConfig {
             port_guid: guid,
             description: format!("host {h}"),
-            interface: InterfaceConfig { name: format!("ib{h}"), ..InterfaceConfig::default() },
+            interface: InterfaceConfig {
+                name: format!("ib{h}"),
+                ..InterfaceConfig::default()
+            },
             max_packet: 2044,
         };
         let node = Node::start(config, Arc::new(netdev), Box::new(Routes)).unwrap();
-        for (ip, prefix) in [(host::v4(h), 16), (host::v6(h), 64), (IpAddr::V6(link_local(guid.0)), 64)] {
-            assert!(node.inbox().put(Input::Host(HostEvent::AddressAdded(ip, prefix))));
+        for (ip, prefix) in [
+            (host::v4(h), 16),
+            (host::v6(h), 64),
+            (IpAddr::V6(link_local(guid.0)), 64),
+        ] {
+            assert!(
+                node.inbox()
+                    .put(Input::Host(HostEvent::AddressAdded(ip, prefix)))
+            );
         }
         let cable = connect(&node);
-        let (peer, stop, answered) = (Arc::new(peer), Arc::new(AtomicBool::new(false)), Arc::<Mutex<BTreeSet<u32>>>::default());
+        let (peer, stop, answered) = (
+            Arc::new(peer),
+            Arc::new(AtomicBool::new(false)),
+            Arc::<Mutex<BTreeSet<u32>>>::default(),
+        );
         let thread = thread::spawn({
             let (peer, stop, answered) = (peer.clone(), stop.clone(), answered.clone());
             move || {
@@ -93,11 +109,25 @@ impl Victim {
                     peer.wait(Duration::from_millis(100));
                     while let Some(packet) = peer.try_recv() {
                         match echo(&packet) {
-                            Some(Echo { to, from, request: true, token }) if [host::v4(h), host::v6(h)].contains(&to) => {
+                            Some(Echo {
+                                to,
+                                from,
+                                request: true,
+                                token,
+                            }) if [host::v4(h), host::v6(h)].contains(&to) => {
                                 // A full device drops.
-                                let _ = peer.send(&host::build(to, from, &host::Content::EchoReply(token), 0));
+                                let _ = peer.send(&host::build(
+                                    to,
+                                    from,
+                                    &host::Content::EchoReply(token),
+                                    0,
+                                ));
                             }
-                            Some(Echo { request: false, token, .. }) => {
+                            Some(Echo {
+                                request: false,
+                                token,
+                                ..
+                            }) => {
                                 answered.lock().insert(token);
                             }
                             _ => {}
@@ -107,7 +137,15 @@ impl Victim {
                 }
             }
         });
-        Victim { h, node: Some(node), peer, cable, answered, stop, thread: Some(thread) }
+        Victim {
+            h,
+            node: Some(node),
+            peer,
+            cable,
+            answered,
+            stop,
+            thread: Some(thread),
+        }
     }
 
     fn node(&self) -> &Node {
@@ -119,12 +157,26 @@ impl Victim {
     }
 
     fn is_up(&self) -> bool {
-        self.node().inbox().call(|interface, _| interface.is_up()).unwrap()
+        self.node()
+            .inbox()
+            .call(|interface, _| interface.is_up())
+            .unwrap()
     }
 
     fn ping(&self, to: IpAddr, token: u32) {
-        let from = if to.is_ipv4() { host::v4(self.h) } else { host::v6(self.h) };
-        self.peer.send(&host::build(from, to, &host::Content::EchoRequest(token), 0)).unwrap();
+        let from = if to.is_ipv4() {
+            host::v4(self.h)
+        } else {
+            host::v6(self.h)
+        };
+        self.peer
+            .send(&host::build(
+                from,
+                to,
+                &host::Content::EchoRequest(token),
+                0,
+            ))
+            .unwrap();
     }
 
     /// Pings until an answer comes.
@@ -182,7 +234,12 @@ fn echo(packet: &[u8]) -> Option<Echo> {
         0 | 129 => false,
         _ => return None,
     };
-    (!from.is_multicast()).then_some(Echo { from, to, request, token: u32::from_be_bytes(body[4..8].try_into().unwrap()) })
+    (!from.is_multicast()).then_some(Echo {
+        from,
+        to,
+        request,
+        token: u32::from_be_bytes(body[4..8].try_into().unwrap()),
+    })
 }
 
 /// Sends packets as datagrams, as any implementation of the link does, and lets others send anything from the same address.
@@ -193,7 +250,11 @@ struct RawLink {
 
 impl RawLink {
     fn hello(&self) {
-        let op = if self.operating.load(Relaxed) { FlowControl::NORMAL } else { FlowControl::INIT };
+        let op = if self.operating.load(Relaxed) {
+            FlowControl::NORMAL
+        } else {
+            FlowControl::INIT
+        };
         let _ = self.socket.send(&FlowControl::hello(op).emit());
     }
 }
@@ -208,7 +269,10 @@ impl Link for RawLink {
         }
     }
     fn port_state(&self, state: PortState) {
-        self.operating.store(matches!(state, PortState::ARMED | PortState::ACTIVE), Relaxed);
+        self.operating.store(
+            matches!(state, PortState::ARMED | PortState::ACTIVE),
+            Relaxed,
+        );
         self.hello();
     }
 }
@@ -229,11 +293,19 @@ impl Attacker {
     fn start(guid: u64, listener: &UdpListener) -> Attacker {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(listener.local_addr()).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let link = Arc::new(RawLink { socket, operating: AtomicBool::new(false) });
+        socket
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        let link = Arc::new(RawLink {
+            socket,
+            operating: AtomicBool::new(false),
+        });
         let (control_in, control_out) = queues::<NodeControl<Hca>>();
         let sink = control_in.clone();
-        let (hca, control) = Hca::new(HcaConfig::new(Guid(guid), "attacker"), Box::new(move |input| sink.put(input)));
+        let (hca, control) = Hca::new(
+            HcaConfig::new(Guid(guid), "attacker"),
+            Box::new(move |input| sink.put(input)),
+        );
         let control = spawn("attacker", control_in, control_out, control).unwrap();
         hca.attach_link(link.clone());
         hca.link_changed(true);
@@ -257,8 +329,18 @@ impl Attacker {
         });
         let source = link.socket.local_addr().unwrap();
         let counters = wait_for("the attacker's link", || link_counters(listener, source));
-        wait_for("the attacker's port", || (hca.attributes().state == PortState::ACTIVE).then_some(()));
-        Attacker { link, hca, _control: control, stop, thread: Some(thread), sent: 0, counters }
+        wait_for("the attacker's port", || {
+            (hca.attributes().state == PortState::ACTIVE).then_some(())
+        });
+        Attacker {
+            link,
+            hca,
+            _control: control,
+            stop,
+            thread: Some(thread),
+            sent: 0,
+            counters,
+        }
     }
 
     /// Sends when the fabric has taken in what was sent before.
@@ -269,7 +351,9 @@ impl Attacker {
             thread::yield_now();
             if begun.elapsed() > Duration::from_secs(1) {
                 // The kernel dropped some, or the link was made anew.
-                if let Some(counters) = link_counters(listener, self.link.socket.local_addr().unwrap()) {
+                if let Some(counters) =
+                    link_counters(listener, self.link.socket.local_addr().unwrap())
+                {
                     self.counters = counters;
                 }
                 self.sent = self.counters.rx_datagrams.get();
@@ -287,7 +371,11 @@ impl Drop for Attacker {
 }
 
 fn link_counters(listener: &UdpListener, source: SocketAddr) -> Option<Arc<UdpCounters>> {
-    listener.links().into_iter().find(|(s, _)| *s == source).map(|(_, counters)| counters)
+    listener
+        .links()
+        .into_iter()
+        .find(|(s, _)| *s == source)
+        .map(|(_, counters)| counters)
 }
 
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -313,25 +401,46 @@ impl World {
     fn start(sm: SmConfig) -> World {
         let subnet = Subnet::start(Guid(0x5000), 16, sm).unwrap();
         let frames = subnet.tap().start(100_000);
-        let listener = subnet.listen(ListenConfig::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        let local = Victim::start(0, |node| Cable::Local(subnet.connect(node.sink(), |link| node.attach(link)).unwrap()));
+        let listener = subnet
+            .listen(ListenConfig::new("127.0.0.1:0".parse().unwrap()))
+            .unwrap();
+        let local = Victim::start(0, |node| {
+            Cable::Local(
+                subnet
+                    .connect(node.sink(), |link| node.attach(link))
+                    .unwrap(),
+            )
+        });
         let remote = Victim::start(1, |node| {
             let link = UdpLink::connect(listener.local_addr(), node.sink()).unwrap();
             node.attach(link.clone());
             Cable::Udp(link)
         });
-        let attackers = vec![Attacker::start(0xbad1, &listener), Attacker::start(0xbad2, &listener)];
+        let attackers = vec![
+            Attacker::start(0xbad1, &listener),
+            Attacker::start(0xbad2, &listener),
+        ];
         let victims = [local, remote];
         for victim in &victims {
             wait_for("the interface", || victim.is_up().then_some(()));
         }
-        assert!(victims[0].reaches(host::v4(1), PATIENCE) && victims[0].reaches(host::v6(1), PATIENCE));
-        assert!(victims[1].reaches(host::v4(0), PATIENCE) && victims[1].reaches(host::v6(0), PATIENCE));
+        assert!(
+            victims[0].reaches(host::v4(1), PATIENCE) && victims[0].reaches(host::v6(1), PATIENCE)
+        );
+        assert!(
+            victims[1].reaches(host::v4(0), PATIENCE) && victims[1].reaches(host::v6(0), PATIENCE)
+        );
         subnet.tap().stop();
         let mut seeds: Vec<Vec<u8>> = frames.try_iter().map(|frame| frame.bytes).collect();
         assert!(seeds.len() > 100, "{}", seeds.len());
         seeds.extend(vectors());
-        World { victims, attackers, listener, subnet, seeds }
+        World {
+            victims,
+            attackers,
+            listener,
+            subnet,
+            seeds,
+        }
     }
 }
 
@@ -342,28 +451,45 @@ fn vectors() -> Vec<Vec<u8>> {
         eprintln!("SKIPPED: {} is absent", path.display());
         return Vec::new();
     };
-    let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|e| e == "hex"));
-    files.map(|file| std::fs::read_to_string(file).unwrap().split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()).collect()
+    let files = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "hex"));
+    files
+        .map(|file| {
+            std::fs::read_to_string(file)
+                .unwrap()
+                .split_whitespace()
+                .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+                .collect()
+        })
+        .collect()
 }
 
 /// Is this a right packet that has a right to change something of others? InfiniBand asks nobody for a password unless there is an M_Key: a Set of
 /// an SMP rules the subnet; whoever takes the LID of another speaks for it at the SA. ARP and ND are believed, as on any network.
 fn rules(bytes: &[u8], lids: &[Lid]) -> bool {
-    let Ok(packet) = Packet::parse(bytes) else { return false };
+    let Ok(packet) = Packet::parse(bytes) else {
+        return false;
+    };
     let mad = || MadHeader::parse(packet.payload);
     match packet.bth.dest_qp {
         Qpn::SMI => mad().is_some_and(|mad| mad.method == Method::SET),
-        Qpn::GSI => lids.contains(&packet.lrh.slid) && mad().is_some_and(|mad| mad.mgmt_class == MgmtClass::SUBN_ADM),
+        Qpn::GSI => {
+            lids.contains(&packet.lrh.slid)
+                && mad().is_some_and(|mad| mad.mgmt_class == MgmtClass::SUBN_ADM)
+        }
         _ => {
             let victims = [host::v4(0), host::v4(1), host::v6(0), host::v6(1)];
             match EncapHeader::split(packet.payload) {
-                Some((EtherType::ARP, rest)) => ArpPacket::parse(rest).is_ok_and(|arp| victims.contains(&IpAddr::V4(arp.sender_ip))),
+                Some((EtherType::ARP, rest)) => ArpPacket::parse(rest)
+                    .is_ok_and(|arp| victims.contains(&IpAddr::V4(arp.sender_ip))),
                 Some((EtherType::IPV6, rest)) => NdPacket::parse(rest).is_ok_and(|nd| {
                     let target = match nd.message {
                         NdMessage::NeighborAdvertisement { target, .. } => Some(IpAddr::V6(target)),
                         _ => None,
                     };
-                    victims.contains(&IpAddr::V6(nd.source)) || target.is_some_and(|target| victims.contains(&target))
+                    victims.contains(&IpAddr::V6(nd.source))
+                        || target.is_some_and(|target| victims.contains(&target))
                 }),
                 _ => false,
             }
@@ -381,9 +507,14 @@ struct Tally {
     spared: u64,
 }
 
-/// Sends `total` mutated datagrams. `allowed` may change each, or refuse it.
-fn attack(world: &mut World, total: u64, seed: u64, mut allowed: impl FnMut(&mut Vec<u8>) -> bool) -> Tally {
-    let World { attackers, listener, seeds, .. } = world;
+/// Sends `total` mutated datagrams. Those that are not `allowed` are not sent.
+fn attack(world: &mut World, total: u64, seed: u64, allowed: impl Fn(&[u8]) -> bool) -> Tally {
+    let World {
+        attackers,
+        listener,
+        seeds,
+        ..
+    } = world;
     let mut random = Random(seed);
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
     stranger.connect(listener.local_addr()).unwrap();
@@ -398,18 +529,24 @@ fn attack(world: &mut World, total: u64, seed: u64, mut allowed: impl FnMut(&mut
         if repaired {
             mutate::repair(&mut bytes);
         }
-        if !allowed(&mut bytes) {
+        if !allowed(&bytes) {
             tally.spared += 1;
             continue;
         }
         // A valid one would make a link of the stranger.
-        if !repaired && random.below(4) == 0 && bytes.len() != FlowControl::LEN && Packet::parse(&bytes).is_err() {
+        if !repaired
+            && random.below(4) == 0
+            && bytes.len() != FlowControl::LEN
+            && Packet::parse(&bytes).is_err()
+        {
             let before = listener.counters().rx_unknown.get();
             tally.foreign += 1;
             if stranger.send(&bytes).is_ok() {
                 let begun = Instant::now();
                 // It has a window of one.
-                while listener.counters().rx_unknown.get() == before && begun.elapsed() < Duration::from_millis(100) {
+                while listener.counters().rx_unknown.get() == before
+                    && begun.elapsed() < Duration::from_millis(100)
+                {
                     thread::yield_now();
                 }
             }
@@ -423,16 +560,43 @@ fn attack(world: &mut World, total: u64, seed: u64, mut allowed: impl FnMut(&mut
 }
 
 fn stats(world: &World) -> String {
-    let list = |values: Vec<(&'static str, u64)>| values.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ");
+    let list = |values: Vec<(&'static str, u64)>| {
+        values
+            .into_iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let mut text = format!("listener: {}\n", list(world.listener.counters().values()));
     for attacker in &world.attackers {
-        text += &format!("  link of an attacker, LID {}: {}\n", attacker.hca.attributes().lid, list(attacker.counters.values()));
+        text += &format!(
+            "  link of an attacker, LID {}: {}\n",
+            attacker.hca.attributes().lid,
+            list(attacker.counters.values())
+        );
     }
-    text += &format!("  switch: {}\n", list(world.subnet.switch().drops().iter().collect()));
+    text += &format!(
+        "  switch: {}\n",
+        list(world.subnet.switch().drops().iter().collect())
+    );
     for victim in &world.victims {
-        let interface = victim.node().inbox().call(|interface, _| interface.stats()).unwrap();
-        let interface: Vec<String> = interface.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect();
-        text += &format!("  host {}: {}; {}\n", victim.h, list(victim.node().hca().drops().iter().collect()), interface.join(", "));
+        let interface = victim
+            .node()
+            .inbox()
+            .call(|interface, _| interface.stats())
+            .unwrap();
+        let interface: Vec<String> = interface
+            .into_iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| format!("{name} {n}"))
+            .collect();
+        text += &format!(
+            "  host {}: {}; {}\n",
+            victim.h,
+            list(victim.node().hca().drops().iter().collect()),
+            interface.join(", ")
+        );
     }
     text
 }
@@ -442,7 +606,12 @@ fn a_ping_goes_on_under_attack() {
     let panics = watch::panics();
     let total = watch::count("IPOIB_HOSTILE", 200_000);
     let mut world = World::start(SmConfig::default());
-    let lids: Vec<Lid> = world.victims.iter().map(Victim::lid).chain([Lid(1), world.victims[0].node().hca().attributes().sm_lid]).collect();
+    let lids: Vec<Lid> = world
+        .victims
+        .iter()
+        .map(Victim::lid)
+        .chain([Lid(1), world.victims[0].node().hca().attributes().sm_lid])
+        .collect();
     // Tables, caches and allocators fill up first.
     attack(&mut world, total / 10, 1, |bytes| !rules(bytes, &lids));
     let memory = watch::resident();
@@ -453,17 +622,34 @@ fn a_ping_goes_on_under_attack() {
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 let token = pinged.fetch_add(1, Relaxed) as u32;
-                let (source, to) = if token % 2 == 0 { (host::v4(0), host::v4(1)) } else { (host::v6(0), host::v6(1)) };
-                from.send(&host::build(source, to, &host::Content::EchoRequest(token), 0)).unwrap();
+                let (source, to) = if token.is_multiple_of(2) {
+                    (host::v4(0), host::v4(1))
+                } else {
+                    (host::v6(0), host::v6(1))
+                };
+                from.send(&host::build(
+                    source,
+                    to,
+                    &host::Content::EchoRequest(token),
+                    0,
+                ))
+                .unwrap();
                 thread::sleep(PING);
             }
         });
-        let tally = attack(&mut world, total - total / 10, 2, |bytes| !rules(bytes, &lids));
+        let tally = attack(&mut world, total - total / 10, 2, |bytes| {
+            !rules(bytes, &lids)
+        });
         stop.store(true, Relaxed);
         tally
     });
     let pinged = pinged.into_inner() as u32;
-    let lost = || { let answered = world.victims[0].answered.lock(); (0..pinged).filter(|token| !answered.contains(token)).collect::<Vec<_>>() };
+    let lost = || {
+        let answered = world.victims[0].answered.lock();
+        (0..pinged)
+            .filter(|token| !answered.contains(token))
+            .collect::<Vec<_>>()
+    };
     // The last answers are still on their way.
     let until = Instant::now() + Duration::from_secs(5);
     while !lost().is_empty() && Instant::now() < until {
@@ -471,7 +657,13 @@ fn a_ping_goes_on_under_attack() {
     }
     let grown = watch::resident().saturating_sub(memory);
     let lost = lost();
-    eprintln!("{tally:?} in {:?}, {pinged} pings, {} lost, memory grew by {} KiB\n{}", begun.elapsed(), lost.len(), grown >> 10, stats(&world));
+    eprintln!(
+        "{tally:?} in {:?}, {pinged} pings, {} lost, memory grew by {} KiB\n{}",
+        begun.elapsed(),
+        lost.len(),
+        grown >> 10,
+        stats(&world)
+    );
     assert!(pinged > 10);
     assert_eq!(watch::panics(), panics, "threads panicked");
     assert!(lost.is_empty(), "{lost:?}");
@@ -483,23 +675,41 @@ fn a_ping_goes_on_under_attack() {
 fn the_subnet_heals_after_false_management() {
     let panics = watch::panics();
     let total = watch::count("IPOIB_HOSTILE", 200_000) / 4;
-    let mut world = World::start(SmConfig { sweep_interval: Duration::from_secs(1), ..SmConfig::default() });
+    let mut world = World::start(SmConfig {
+        sweep_interval: Duration::from_secs(1),
+        ..SmConfig::default()
+    });
     let tally = attack(&mut world, total, 3, keep_keys);
     eprintln!("{tally:?}\n{}", stats(&world));
-    let healed = world.victims[0].reaches(host::v4(1), PATIENCE) && world.victims[1].reaches(host::v6(0), PATIENCE);
+    let healed = world.victims[0].reaches(host::v4(1), PATIENCE)
+        && world.victims[1].reaches(host::v6(0), PATIENCE);
     for victim in &world.victims {
-        eprintln!("host {}: {}", victim.h, victim.node().inbox().call(|interface, _| interface.state_in_words()).unwrap());
+        eprintln!(
+            "host {}: {}",
+            victim.h,
+            victim
+                .node()
+                .inbox()
+                .call(|interface, _| interface.state_in_words())
+                .unwrap()
+        );
     }
     assert_eq!(watch::panics(), panics, "threads panicked");
     assert!(healed, "{}", stats(&world));
 }
 
 /// With another M_Key it is not the subnet of this manager any more (IBA 14.2.4): nothing else is spared.
-fn keep_keys(bytes: &mut Vec<u8>) -> bool {
-    let Ok(packet) = Packet::parse(bytes) else { return true };
+fn keep_keys(bytes: &[u8]) -> bool {
+    let Ok(packet) = Packet::parse(bytes) else {
+        return true;
+    };
     if packet.bth.dest_qp != Qpn::SMI {
         return true;
     }
-    let Some(smp) = Smp::parse(packet.payload) else { return true };
-    smp.header.method != Method::SET || smp.header.attr_id != wire::mad::AttrId::PORT_INFO || (smp.data[..8] == [0; 8] && smp.data[25] >> 6 == 0)
+    let Some(smp) = Smp::parse(packet.payload) else {
+        return true;
+    };
+    smp.header.method != Method::SET
+        || smp.header.attr_id != wire::mad::AttrId::PORT_INFO
+        || (smp.data[..8] == [0; 8] && smp.data[25] >> 6 == 0)
 }

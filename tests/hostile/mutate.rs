@@ -5,7 +5,10 @@ use wire::mad::{MAD_LEN, MadBytes};
 use wire::packet::Packet;
 
 /// Values at the edges of what fields mean.
-const EDGES: [u16; 16] = [0, 1, 2, 3, 0x00ff, 0x0100, 0x7fff, 0x8000, 0x8001, 0xbfff, 0xc000, 0xc001, 0xfffe, 0xffff, 0x0011, 0x0038];
+const EDGES: [u16; 16] = [
+    0, 1, 2, 3, 0x00ff, 0x0100, 0x7fff, 0x8000, 0x8001, 0xbfff, 0xc000, 0xc001, 0xfffe, 0xffff,
+    0x0011, 0x0038,
+];
 
 /// Changes `bytes`, perhaps with parts of `other`.
 pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
@@ -82,9 +85,17 @@ pub fn repair(bytes: &mut Vec<u8>) {
         0 | 1 | 3 => bytes[1] = bytes[1] & !3 | 2,
         _ => {}
     }
-    let Ok(packet) = Packet::parse_unchecked(bytes) else { return };
+    let Ok(packet) = Packet::parse_unchecked(bytes) else {
+        return;
+    };
     let mut again = Vec::with_capacity(bytes.len());
-    if (Packet { icrc: None, ..packet }).emit_into(&mut again).is_ok() {
+    if (Packet {
+        icrc: None,
+        ..packet
+    })
+    .emit_into(&mut again)
+    .is_ok()
+    {
         *bytes = again;
     }
 }
@@ -94,7 +105,9 @@ fn repaired_packets_are_packets() {
     let mut random = Random(1);
     let (mut good, rounds) = (0, 10_000);
     for _ in 0..rounds {
-        let mut bytes: Vec<u8> = (0..40 + random.below(300)).map(|_| random.next() as u8).collect();
+        let mut bytes: Vec<u8> = (0..40 + random.below(300))
+            .map(|_| random.next() as u8)
+            .collect();
         repair(&mut bytes);
         good += u32::from(Packet::parse_strict(&bytes).is_ok());
     }

@@ -29,12 +29,22 @@ pub fn packet_parse(data: &[u8]) {
     if let Ok(packet) = Packet::parse_unchecked(data) {
         let _ = describe_packet(&packet);
         let mut again = Vec::new();
-        packet.emit_into(&mut again).expect("what was read can be written");
+        packet
+            .emit_into(&mut again)
+            .expect("what was read can be written");
         assert_eq!(again.len(), packet.wire_len());
         let read = Packet::parse_unchecked(&again).expect("what was written can be read");
-        assert_eq!((read.payload, read.bth, read.grh), (packet.payload, packet.bth, packet.grh));
+        assert_eq!(
+            (read.payload, read.bth, read.grh),
+            (packet.payload, packet.bth, packet.grh)
+        );
         let mut fresh = Vec::new();
-        Packet { icrc: None, ..packet }.emit_into(&mut fresh).expect("as above");
+        Packet {
+            icrc: None,
+            ..packet
+        }
+        .emit_into(&mut fresh)
+        .expect("as above");
         Packet::parse_strict(&fresh).expect("right CRCs");
         let once = reemit(&fresh).expect("a right packet");
         // Reserved bits may be lost once, never twice.
@@ -58,7 +68,11 @@ pub fn sm(data: &[u8]) {
     for (kind, argument, bytes) in records(data) {
         match kind {
             0xff => sim.run_for(Duration::from_millis(10 * u64::from(argument))),
-            _ => sim.net.put(sm, Input::Mad(received(&sim, kind, argument, bytes))).then_some(()).expect("no bound there"),
+            _ => sim
+                .net
+                .put(sm, Input::Mad(received(&sim, kind, argument, bytes)))
+                .then_some(())
+                .expect("no bound there"),
         }
         sim.poke(0);
     }
@@ -70,15 +84,58 @@ pub fn interface(data: &[u8]) {
     let (mut sim, _) = subnet(HOSTS, true);
     for (kind, argument, bytes) in records(data) {
         let interface = sim.alive(0).interface;
-        let source = || Source { lid: sim.alive(1).hca.attributes().lid, qpn: Qpn::new(u32::from(argument) << 2 | 2), gid: (argument & 1 != 0).then(|| sim.gid(1)), multicast: argument & 2 != 0 };
+        let source = || Source {
+            lid: sim.alive(1).hca.attributes().lid,
+            qpn: Qpn::new(u32::from(argument) << 2 | 2),
+            gid: (argument & 1 != 0).then(|| sim.gid(1)),
+            multicast: argument & 2 != 0,
+        };
         let (machine, input) = match kind & 7 {
-            0 => (interface, Input::Interface(datapath::Input::Mad(received(&sim, kind, argument, bytes)))),
-            1 => (interface, Input::Interface(datapath::Input::Upcall(Upcall::Arp(source(), bytes.to_vec())))),
-            2 => (interface, Input::Interface(datapath::Input::Upcall(Upcall::Nd(source(), bytes.to_vec())))),
-            3 => (interface, Input::Interface(datapath::Input::Upcall(Upcall::Miss([&[8, 0, 0, 0], bytes].concat())))),
-            4 => (interface, Input::Interface(datapath::Input::Upcall(Upcall::TooBig(bytes.to_vec(), usize::from(argument) << 4)))),
-            5 => (SWITCH, Input::Node(NodeInput::Mad { mad: received(&sim, kind, argument, bytes), ingress: argument & 3 })),
-            6 => (hca_control(&sim, 0), Input::Node(NodeInput::Mad { mad: received(&sim, kind, argument, bytes), ingress: argument & 1 })),
+            0 => (
+                interface,
+                Input::Interface(datapath::Input::Mad(received(&sim, kind, argument, bytes))),
+            ),
+            1 => (
+                interface,
+                Input::Interface(datapath::Input::Upcall(Upcall::Arp(
+                    source(),
+                    bytes.to_vec(),
+                ))),
+            ),
+            2 => (
+                interface,
+                Input::Interface(datapath::Input::Upcall(Upcall::Nd(
+                    source(),
+                    bytes.to_vec(),
+                ))),
+            ),
+            3 => (
+                interface,
+                Input::Interface(datapath::Input::Upcall(Upcall::Miss(
+                    [&[8, 0, 0, 0], bytes].concat(),
+                ))),
+            ),
+            4 => (
+                interface,
+                Input::Interface(datapath::Input::Upcall(Upcall::TooBig(
+                    bytes.to_vec(),
+                    usize::from(argument) << 4,
+                ))),
+            ),
+            5 => (
+                SWITCH,
+                Input::Node(NodeInput::Mad {
+                    mad: received(&sim, kind, argument, bytes),
+                    ingress: argument & 3,
+                }),
+            ),
+            6 => (
+                hca_control(&sim, 0),
+                Input::Node(NodeInput::Mad {
+                    mad: received(&sim, kind, argument, bytes),
+                    ingress: argument & 1,
+                }),
+            ),
             _ => {
                 sim.run_for(Duration::from_millis(10 * u64::from(argument)));
                 continue;
@@ -127,7 +184,9 @@ pub fn subnet(hosts: usize, stacks: bool) -> (Sim, MachineId) {
         sim.hosts[h].is_stack = stacks;
         sim.start(h);
     }
-    assert!(sim.run_until(Duration::from_secs(10), |sim| (0..hosts).all(|h| sim.is_up(h))));
+    assert!(sim.run_until(Duration::from_secs(10), |sim| {
+        (0..hosts).all(|h| sim.is_up(h))
+    }));
     (sim, sm)
 }
 
@@ -182,11 +241,21 @@ fn received(sim: &Sim, kind: u8, argument: u8, bytes: &[u8]) -> MadReceived {
         5 => Lid(0xc000),
         _ => Lid(u16::from(argument)),
     };
-    let grh = |gid: Gid| GrhInfo { sgid: gid, dgid: gid, hop_limit: 0xff, traffic_class: 0, flow_label: 0 };
+    let grh = |gid: Gid| GrhInfo {
+        sgid: gid,
+        dgid: gid,
+        hop_limit: 0xff,
+        traffic_class: 0,
+        flow_label: 0,
+    };
     MadReceived {
         slid,
         dlid: Lid(1),
-        src_qp: if argument & 8 == 0 { Qpn::GSI } else { Qpn::SMI },
+        src_qp: if argument & 8 == 0 {
+            Qpn::GSI
+        } else {
+            Qpn::SMI
+        },
         dest_qp: if kind & 8 == 0 { Qpn::GSI } else { Qpn::SMI },
         sl: ServiceLevel(0),
         p_key: PKey(if argument & 16 == 0 { 0xffff } else { 0x7fff }),
@@ -194,4 +263,3 @@ fn received(sim: &Sim, kind: u8, argument: u8, bytes: &[u8]) -> MadReceived {
         mad: Box::new(mad_of(bytes)),
     }
 }
-

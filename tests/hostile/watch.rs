@@ -21,14 +21,20 @@ pub fn panics() -> u64 {
 /// Resident memory, bytes (proc(5), status).
 pub fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).and_then(|rest| rest.split_whitespace().next());
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_whitespace().next());
     kib.unwrap().parse::<u64>().unwrap() << 10
 }
 
 /// A count from the environment.
 pub fn count(variable: &str, default: u64) -> u64 {
     match std::env::var(variable) {
-        Ok(text) => text.replace('_', "").parse().unwrap_or_else(|_| panic!("{variable}={text}: not a number")),
+        Ok(text) => text
+            .replace('_', "")
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable}={text}: not a number")),
         Err(_) => default,
     }
 }
