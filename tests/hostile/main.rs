@@ -22,3 +22,4 @@ mod sim;
 mod stack;
 mod targets;
 mod watch;
+mod world;
