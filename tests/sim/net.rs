@@ -28,6 +28,7 @@ pub enum Death {
 }
 
 /// What the future holds.
+#[expect(clippy::large_enum_variant, reason = "almost all are packets")]
 pub enum Event {
     /// A packet arrives at side `to`.
     Packet {

@@ -394,10 +394,6 @@ impl Sim {
         }
     }
 
-    pub fn sm_is_alive(&self, id: MachineId) -> bool {
-        self.slots[id].machine.is_some()
-    }
-
     pub fn reconfigure_sm(&mut self, id: MachineId, config: SmConfig) {
         let now = self.now();
         if let Some(Machine::Sm(sm, port)) = &mut self.slots[id].machine {
@@ -436,14 +432,6 @@ impl Sim {
             Some(Above::Stack(stack)) => stack,
             _ => panic!("no stack there"),
         }
-    }
-
-    /// Something happened at a host: a program joined a group, an address went.
-    pub fn host_event(&mut self, h: usize, event: HostEvent) {
-        let interface = self.alive(h).interface;
-        self.net
-            .put(interface, Input::Interface(datapath::Input::Host(event)));
-        self.drain();
     }
 
     // --- traffic ---
