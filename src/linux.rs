@@ -44,9 +44,12 @@ impl LinuxNode {
         let name = config.interface.name.clone();
         let device = tun::open_in(netns, &name)?;
         let link = HostLink::open(netns, &name)?;
-        link.set_addr_gen_mode_none()?;
+        // Containers often have no IPv6: the interface then works without.
+        let own_link_local = link.set_addr_gen_mode_none();
         link.set_up(true)?;
-        link.add_link_local(config.port_guid.0)?;
+        if let Err(error) = own_link_local.and_then(|()| link.add_link_local(config.port_guid.0)) {
+            tracing::warn!(interface = %name, %error, "no IPv6 link-local address: is IPv6 disabled in this network namespace?");
+        }
         for address in addresses {
             link.add_address(address.ip, address.prefix).with_context(|| format!("address {address}"))?;
         }

@@ -1,6 +1,8 @@
 //! `ib0` as administrators treat it.
 
-use crate::subnet::{Subnet, run, succeed, wait_until, words};
+use crate::subnet::{Background, IPOIB, Subnet, run, succeed, wait_until, words};
+use std::fs::File;
+use std::process::{Command, Stdio};
 
 const MTU: &str = "mtu 2044 ";
 
@@ -136,4 +138,21 @@ fn counters() {
     ] {
         assert!(ifconfig.contains(expected), "{expected}: {ifconfig}");
     }
+}
+
+/// Containers often have no IPv6: the interface works without.
+#[test]
+fn without_ipv6() {
+    let Some(subnet) = Subnet::up(1) else { return };
+    succeed(&mut subnet.on(1, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1"));
+    let namespace = subnet.namespace(1);
+    let mut up = Command::new(IPOIB);
+    up.args(["up", "ib1", "--fabric", &subnet.url(), "--netns", &namespace]);
+    up.args(["--address", "10.88.0.1/24"]);
+    let said = subnet.directory().join("ib1.log");
+    let child = up.stdin(Stdio::null()).stdout(File::create(&said).unwrap());
+    let _host = Background(child.spawn().unwrap());
+    let up = format!("ib1@{namespace}: up\n");
+    let read = || std::fs::read_to_string(&said).unwrap();
+    wait_until("ib1 is up", read, |said| said.contains(&up));
 }
