@@ -52,6 +52,11 @@ fn turn<P: NodePlane>(
     busy
 }
 
+enum Manager {
+    Host,
+    Switch,
+}
+
 struct Subnet {
     now: Instant,
     hcas: Vec<(Arc<Hca>, HcaControl, Queue<NodeInput>)>,
@@ -63,8 +68,8 @@ struct Subnet {
 }
 
 impl Subnet {
-    /// Two switches with a link; HCA `n` at port `n + 1` of switch `n % 2`.
-    fn new(hcas: u64) -> Self {
+    /// Two switches with a link; HCA `n` at port `n + 1` of switch `n % 2`. The manager is at the first host or at the first switch.
+    fn new(hcas: u64, at: Manager) -> Self {
         let hcas: Vec<_> = (1..=hcas)
             .map(|n| {
                 let queue = Queue::default();
@@ -88,7 +93,10 @@ impl Subnet {
             })
             .collect();
         let arrived = Queue::default();
-        let port = SmPort::bind(&*hcas[0].0, sink(&arrived)).unwrap();
+        let port = match at {
+            Manager::Host => SmPort::bind(&*hcas[0].0, sink(&arrived)).unwrap(),
+            Manager::Switch => SmPort::bind(&*switches[0].0, sink(&arrived)).unwrap(),
+        };
         let mut subnet = Subnet {
             now: Instant::now(),
             hcas,
@@ -125,24 +133,25 @@ impl Subnet {
         subnet
     }
 
+    /// Each takes in what has arrived; false if that was nothing.
+    fn step(&mut self) -> bool {
+        let mut busy = false;
+        for (_, control, queue) in &mut self.hcas {
+            busy |= turn(self.now, queue, control);
+        }
+        for (_, control, queue) in &mut self.switches {
+            busy |= turn(self.now, queue, control);
+        }
+        let arrived = drain(&self.arrived);
+        busy |= !arrived.is_empty();
+        self.port.turn(self.now, &mut self.sm, arrived);
+        busy
+    }
+
     fn run(&mut self, span: Duration) {
         let end = self.now + span;
         loop {
-            loop {
-                let mut busy = false;
-                for (_, control, queue) in &mut self.hcas {
-                    busy |= turn(self.now, queue, control);
-                }
-                for (_, control, queue) in &mut self.switches {
-                    busy |= turn(self.now, queue, control);
-                }
-                let arrived = drain(&self.arrived);
-                busy |= !arrived.is_empty();
-                self.port.turn(self.now, &mut self.sm, arrived);
-                if !busy {
-                    break;
-                }
-            }
+            while self.step() {}
             let hcas = self.hcas.iter().filter_map(|h| h.1.poll_timeout());
             let switches = self.switches.iter().filter_map(|s| s.1.poll_timeout());
             match hcas.chain(switches).chain(self.sm.poll_timeout()).min() {
@@ -193,7 +202,7 @@ impl Subnet {
 
 #[test]
 fn real_nodes_come_up_and_reach_the_sa() {
-    let mut s = Subnet::new(4);
+    let mut s = Subnet::new(4, Manager::Host);
     s.run(100 * MS);
     assert_eq!(s.sm.state(), SmState::MASTER);
     assert_eq!(s.active(), 4);
@@ -297,4 +306,19 @@ fn real_nodes_come_up_and_reach_the_sa() {
     assert_eq!(s.sm.counters().get(fabric::sm::Counter::BadStatus), 0);
     assert_eq!(s.sm.counters().get(fabric::sm::Counter::ReportsLost), 0);
     assert_eq!(drain(&reports), [], "an answered report is not repeated");
+}
+
+/// Until a switch has a LID and knows its manager it can send no trap: links that come up after its ports were read must be found all the same.
+#[test]
+fn links_that_come_up_during_the_first_sweep_are_found_at_once() {
+    for steps in 0..40 {
+        let mut s = Subnet::new(4, Manager::Switch);
+        s.cables.iter().for_each(LocalCable::cut);
+        for _ in 0..steps {
+            s.step();
+        }
+        s.cables.iter().for_each(LocalCable::join);
+        s.run(200 * MS);
+        assert_eq!(s.active(), 4, "joined after {steps} steps");
+    }
 }

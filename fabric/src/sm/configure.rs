@@ -460,6 +460,11 @@ impl SubnetManager {
                     port.fruitless += 1;
                 }
                 let link = port.link;
+                let manager = |i: PortInfo| (i.lid, i.master_sm_lid);
+                if id.1 == 0 && before.is_some_and(|b| manager(b) != manager(info)) {
+                    // From now on the switch can send traps here. Of what changed since its ports were read it could tell nobody.
+                    self.get(Purpose::SwitchInfo(id.0), AttrId::SWITCH_INFO, 0);
+                }
                 self.advance(now, id);
                 if let Some(peer) = link {
                     self.advance(now, peer);
