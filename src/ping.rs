@@ -33,27 +33,46 @@ pub fn run(args: Ping) -> anyhow::Result<ExitCode> {
     let guid = Guid(seed & !(0xff << 56) | 0x02 << 56);
     let (own, made_up) = match args.address {
         Some(address) => (address, ""),
-        None => (made_up_address(args.ip, guid, seed), " (made up; --address chooses another)"),
+        None => (
+            made_up_address(args.ip, guid, seed),
+            " (made up; --address chooses another)",
+        ),
     };
     let config = NodeConfig {
         port_guid: guid,
         description: "ipoib ping".into(),
-        interface: InterfaceConfig { name: "ping".into(), p_key: args.pkey, ..InterfaceConfig::default() },
+        interface: InterfaceConfig {
+            name: "ping".into(),
+            p_key: args.pkey,
+            ..InterfaceConfig::default()
+        },
         max_packet: 0,
     };
     let signals = Signals::install()?;
     let stack = Stack::start(config, &[own])?;
-    let link = UdpLink::connect(args.fabric.0, stack.node().sink()).with_context(|| format!("cannot connect to {}", args.fabric))?;
+    let link = UdpLink::connect(args.fabric.0, stack.node().sink())
+        .with_context(|| format!("cannot connect to {}", args.fabric))?;
     stack.node().attach(link.clone());
     let result = wait_until_up(&stack, &link, &args, &signals).and_then(|up| {
         if !up {
             return Ok(ExitCode::FAILURE);
         }
-        let most = stack.mtu().saturating_sub(if args.ip.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 });
+        let most = stack.mtu().saturating_sub(if args.ip.is_ipv4() {
+            HEADERS_V4
+        } else {
+            HEADERS_V6
+        });
         if u32::from(args.size) > most {
-            bail!("--size {}: with the subnet's MTU of {} bytes, at most {most} fit into one packet", args.size, stack.mtu());
+            bail!(
+                "--size {}: with the subnet's MTU of {} bytes, at most {most} fit into one packet",
+                args.size,
+                stack.mtu()
+            );
         }
-        println!("PING {} from {}{made_up} over {}: {} bytes of data", args.ip, own.ip, args.fabric, args.size);
+        println!(
+            "PING {} from {}{made_up} over {}: {} bytes of data",
+            args.ip, own.ip, args.fabric, args.size
+        );
         session(&stack, &args, &signals)
     });
     drop(stack);
@@ -65,30 +84,54 @@ pub fn run(args: Ping) -> anyhow::Result<ExitCode> {
 fn made_up_address(target: IpAddr, guid: Guid, seed: u64) -> InterfaceAddress {
     match target {
         IpAddr::V4(ip) => {
-            let [a, b, c, last] = if ip.is_multicast() || ip.is_broadcast() { [169, 254, 0, 0] } else { ip.octets() };
+            let [a, b, c, last] = if ip.is_multicast() || ip.is_broadcast() {
+                [169, 254, 0, 0]
+            } else {
+                ip.octets()
+            };
             // 200 to 254, but not the target.
             let candidate = 200 + (seed >> 32) as u8 % 55;
-            let own = if candidate != last { candidate } else { 200 + (candidate - 199) % 55 };
-            InterfaceAddress { ip: Ipv4Addr::new(a, b, c, own).into(), prefix: 24 }
+            let own = if candidate != last {
+                candidate
+            } else {
+                200 + (candidate - 199) % 55
+            };
+            InterfaceAddress {
+                ip: Ipv4Addr::new(a, b, c, own).into(),
+                prefix: 24,
+            }
         }
         // The stack has that address anyway.
-        IpAddr::V6(ip) if ip.is_multicast() || ip.is_unicast_link_local() => {
-            InterfaceAddress { ip: datapath::host::link_local(guid.0).into(), prefix: 64 }
-        }
+        IpAddr::V6(ip) if ip.is_multicast() || ip.is_unicast_link_local() => InterfaceAddress {
+            ip: datapath::host::link_local(guid.0).into(),
+            prefix: 64,
+        },
         IpAddr::V6(ip) => {
             let prefix = u128::from(ip) >> 64 << 64;
-            InterfaceAddress { ip: Ipv6Addr::from(prefix | u128::from(0xf000_0000 | seed >> 36)).into(), prefix: 64 }
+            InterfaceAddress {
+                ip: Ipv6Addr::from(prefix | u128::from(0xf000_0000 | seed >> 36)).into(),
+                prefix: 64,
+            }
         }
     }
 }
 
 /// False where a signal came first.
-fn wait_until_up(stack: &Stack, link: &UdpLink, args: &Ping, signals: &Signals) -> anyhow::Result<bool> {
+fn wait_until_up(
+    stack: &Stack,
+    link: &UdpLink,
+    args: &Ping,
+    signals: &Signals,
+) -> anyhow::Result<bool> {
     let deadline = Instant::now() + BRING_UP;
     loop {
-        let state = stack.node().inbox().call(|interface, _| (interface.is_up(), interface.state_in_words()));
+        let state = stack
+            .node()
+            .inbox()
+            .call(|interface, _| (interface.is_up(), interface.state_in_words()));
         let (up, words) = state.context("the interface ended")?;
-        if up {
+        // Without its groups it can ask, but is not found by those that do not know it yet.
+        if up && (stack.has_joined() == Some(true) || Instant::now() > deadline) {
             return Ok(true);
         }
         if Instant::now() > deadline {
@@ -100,7 +143,11 @@ fn wait_until_up(stack: &Stack, link: &UdpLink, args: &Ping, signals: &Signals) 
             }
             bail!("not up after {} s: {words}", BRING_UP.as_secs());
         }
-        if signals.channel().recv_timeout(Duration::from_millis(10)).is_ok() {
+        if signals
+            .channel()
+            .recv_timeout(Duration::from_millis(10))
+            .is_ok()
+        {
             return Ok(false);
         }
     }
@@ -147,7 +194,11 @@ impl Tally {
 
     fn summary(&self, target: IpAddr, took: Duration) -> String {
         let lost = f64::from(self.sent - self.received) * 100.0 / f64::from(self.sent.max(1));
-        let duplicates = if self.duplicates == 0 { String::new() } else { format!(", +{} duplicates", self.duplicates) };
+        let duplicates = if self.duplicates == 0 {
+            String::new()
+        } else {
+            format!(", +{} duplicates", self.duplicates)
+        };
         let mut text = format!(
             "\n--- {target} ping statistics ---\n{} packets transmitted, {} received{duplicates}, {lost:.0}% packet loss, time {} ms\n",
             self.sent,
@@ -155,8 +206,14 @@ impl Tally {
             took.as_millis(),
         );
         if let (Some(min), Some(max)) = (self.times.iter().min(), self.times.iter().max()) {
-            let average = self.times.iter().sum::<Duration>().as_secs_f64() / self.times.len() as f64;
-            text += &format!("rtt min/avg/max = {:.3}/{:.3}/{:.3} ms\n", millis(*min), average * 1e3, millis(*max));
+            let average =
+                self.times.iter().sum::<Duration>().as_secs_f64() / self.times.len() as f64;
+            text += &format!(
+                "rtt min/avg/max = {:.3}/{:.3}/{:.3} ms\n",
+                millis(*min),
+                average * 1e3,
+                millis(*max)
+            );
         }
         text
     }
@@ -178,22 +235,49 @@ fn session(stack: &Stack, args: &Ping, signals: &Signals) -> anyhow::Result<Exit
         if tally.sent < args.count {
             interrupted = collect(&pinger, args, signals, &mut tally, due, false);
         }
-        if tally.waiting.contains_key(&(tally.sent - 1)) && tally.sent < args.count && !interrupted {
-            eprintln!("seq={}: no answer yet{}", tally.sent - 1, obstacle(stack, args.ip));
+        if tally.waiting.contains_key(&(tally.sent - 1)) && tally.sent < args.count && !interrupted
+        {
+            eprintln!(
+                "seq={}: no answer yet{}",
+                tally.sent - 1,
+                obstacle(stack, args.ip)
+            );
         }
     }
     if !interrupted {
-        collect(&pinger, args, signals, &mut tally, Instant::now() + LINGER, true);
+        collect(
+            &pinger,
+            args,
+            signals,
+            &mut tally,
+            Instant::now() + LINGER,
+            true,
+        );
     }
     print!("{}", tally.summary(args.ip, begin.elapsed()));
     if tally.received == 0 && tally.sent > 0 {
-        eprintln!("ipoib ping: no answer from {}{}", args.ip, obstacle(stack, args.ip));
+        eprintln!(
+            "ipoib ping: no answer from {}{}",
+            args.ip,
+            obstacle(stack, args.ip)
+        );
     }
-    Ok(if tally.received > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if tally.received > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Takes replies until `end`; with `all_is_enough`, until each request has one. True after a signal.
-fn collect(pinger: &Pinger<'_>, args: &Ping, signals: &Signals, tally: &mut Tally, end: Instant, all_is_enough: bool) -> bool {
+fn collect(
+    pinger: &Pinger<'_>,
+    args: &Ping,
+    signals: &Signals,
+    tally: &mut Tally,
+    end: Instant,
+    all_is_enough: bool,
+) -> bool {
     // How many a group has is not known.
     let all_is_enough = all_is_enough && !args.ip.is_multicast();
     loop {
@@ -204,10 +288,22 @@ fn collect(pinger: &Pinger<'_>, args: &Ping, signals: &Signals, tally: &mut Tall
         if now >= end || all_is_enough && tally.waiting.is_empty() {
             return false;
         }
-        let Some(reply) = pinger.receive(end.min(now + GLANCE)) else { continue };
+        let Some(reply) = pinger.receive(end.min(now + GLANCE)) else {
+            continue;
+        };
         if let Some((time, first)) = tally.received(reply.sequence, reply.at) {
-            let again = if first || args.ip.is_multicast() { "" } else { " (again)" };
-            println!("{} bytes from {}: seq={} time={:.3} ms{again}", reply.length, reply.from, reply.sequence, millis(time));
+            let again = if first || args.ip.is_multicast() {
+                ""
+            } else {
+                " (again)"
+            };
+            println!(
+                "{} bytes from {}: seq={} time={:.3} ms{again}",
+                reply.length,
+                reply.from,
+                reply.sequence,
+                millis(time)
+            );
         }
     }
 }
@@ -215,13 +311,18 @@ fn collect(pinger: &Pinger<'_>, args: &Ping, signals: &Signals, tally: &mut Tall
 /// What stands in the way, as far as the interface knows.
 fn obstacle(stack: &Stack, target: IpAddr) -> String {
     let status = stack.node().inbox().call(move |interface, now| {
-        let neighbour = interface.neighbour_status(now).into_iter().find(|neighbour| neighbour.ip == target);
+        let neighbour = interface
+            .neighbour_status(now)
+            .into_iter()
+            .find(|neighbour| neighbour.ip == target);
         (interface.is_up(), interface.state_in_words(), neighbour)
     });
     match status {
         Some((false, words, _)) => format!(": {words}"),
         Some((true, _, Some(neighbour))) => {
-            let failure = neighbour.last_failure.map_or_else(String::new, |failure| format!(": {failure}"));
+            let failure = neighbour
+                .last_failure
+                .map_or_else(String::new, |failure| format!(": {failure}"));
             format!(" (neighbour {}{failure})", neighbour.state)
         }
         _ => String::new(),
@@ -238,11 +339,20 @@ mod tests {
             for target in ["10.77.0.1", "10.77.0.200", "10.77.0.254"] {
                 let target: Ipv4Addr = target.parse().unwrap();
                 let own = made_up_address(target.into(), Guid(1), seed);
-                let IpAddr::V4(ip) = own.ip else { panic!("{own}") };
-                assert!(ip != target && ip.octets()[..3] == [10, 77, 0] && (200..=254).contains(&ip.octets()[3]), "{own}");
+                let IpAddr::V4(ip) = own.ip else {
+                    panic!("{own}")
+                };
+                assert!(
+                    ip != target
+                        && ip.octets()[..3] == [10, 77, 0]
+                        && (200..=254).contains(&ip.octets()[3]),
+                    "{own}"
+                );
             }
         }
-        let made_up = |target: &str, seed| made_up_address(target.parse().unwrap(), Guid(0x1234), seed).to_string();
+        let made_up = |target: &str, seed| {
+            made_up_address(target.parse().unwrap(), Guid(0x1234), seed).to_string()
+        };
         assert_eq!(made_up("fd77::1", 0x1234_5678 << 36), "fd77::f234:5678/64");
         assert_eq!(made_up("fd77::1", u64::MAX), "fd77::ffff:ffff/64");
         assert_eq!(made_up("ff02::1", 7), "fe80::200:0:0:1234/64");
@@ -255,12 +365,26 @@ mod tests {
         let mut tally = Tally::default();
         tally.sent(ms(0));
         tally.sent(ms(10));
-        assert_eq!(tally.received(1, ms(14)), Some((Duration::from_millis(4), true)));
-        assert_eq!(tally.received(1, ms(15)), Some((Duration::from_millis(5), false)));
+        assert_eq!(
+            tally.received(1, ms(14)),
+            Some((Duration::from_millis(4), true))
+        );
+        assert_eq!(
+            tally.received(1, ms(15)),
+            Some((Duration::from_millis(5), false))
+        );
         assert_eq!(tally.received(9, ms(15)), None);
         let text = tally.summary("10.0.0.1".parse().unwrap(), Duration::from_millis(20));
-        assert!(text.contains("2 packets transmitted, 1 received, +1 duplicates, 50% packet loss, time 20 ms"), "{text}");
-        assert!(text.contains("rtt min/avg/max = 4.000/4.000/4.000 ms"), "{text}");
+        assert!(
+            text.contains(
+                "2 packets transmitted, 1 received, +1 duplicates, 50% packet loss, time 20 ms"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("rtt min/avg/max = 4.000/4.000/4.000 ms"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -271,6 +395,9 @@ mod tests {
             tally.sent(now);
         }
         assert_eq!(tally.waiting.len(), 1 << 15);
-        assert!(tally.received(4, now).is_some_and(|(_, first)| first) && !tally.waiting.contains_key(&0x1_0004));
+        assert!(
+            tally.received(4, now).is_some_and(|(_, first)| first)
+                && !tally.waiting.contains_key(&0x1_0004)
+        );
     }
 }

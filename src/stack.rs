@@ -59,7 +59,10 @@ impl Host for OnLinkHost {
         self.mtu.store(mtu, Ordering::Relaxed);
         // As the kernel does, tell that it was done. Before the inbox is there, no link can have told a MTU.
         if let Some(inbox) = self.inbox.get() {
-            inbox.put(Input::Host(HostEvent::Link { admin_up: true, mtu }));
+            inbox.put(Input::Host(HostEvent::Link {
+                admin_up: true,
+                mtu,
+            }));
         }
         Ok(())
     }
@@ -82,7 +85,11 @@ impl Inner {
     }
 
     /// smoltcp asks a device for its MTU only here.
-    fn new_iface(device: &mut SmolDevice, addresses: &[InterfaceAddress], now: smoltcp::time::Instant) -> iface::Interface {
+    fn new_iface(
+        device: &mut SmolDevice,
+        addresses: &[InterfaceAddress],
+        now: smoltcp::time::Instant,
+    ) -> iface::Interface {
         let mut config = iface::Config::new(HardwareAddress::Ip);
         config.random_seed = crate::node::random();
         let mut iface = iface::Interface::new(config, device, now);
@@ -93,8 +100,12 @@ impl Inner {
             }
         });
         // Multicast needs a route too. On such a device a gateway's address does not matter; there is room for two.
-        let _ = iface.routes_mut().add_default_ipv4_route(Ipv4Addr::new(192, 0, 2, 1));
-        let _ = iface.routes_mut().add_default_ipv6_route(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+        let _ = iface
+            .routes_mut()
+            .add_default_ipv4_route(Ipv4Addr::new(192, 0, 2, 1));
+        let _ = iface
+            .routes_mut()
+            .add_default_ipv6_route(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
         iface
     }
 
@@ -141,7 +152,9 @@ impl Shared {
                 let Inner { iface, sockets, .. } = &mut *inner;
                 iface.poll_delay(now, sockets)
             };
-            let delay = delay.map_or(Duration::from_secs(3600), |delay| Duration::from_micros(delay.total_micros()));
+            let delay = delay.map_or(Duration::from_secs(3600), |delay| {
+                Duration::from_micros(delay.total_micros())
+            });
             // Woken or not, there is something to look at.
             let _ = woken.recv_timeout(delay);
         }
@@ -161,17 +174,41 @@ impl Stack {
     /// # Errors
     /// No threads to be had; too many addresses.
     pub fn start(config: NodeConfig, addresses: &[InterfaceAddress]) -> anyhow::Result<Stack> {
-        anyhow::ensure!(addresses.len() <= MAX_ADDRESSES, "at most {MAX_ADDRESSES} addresses");
-        let own_link_local = InterfaceAddress { ip: link_local(config.port_guid.0).into(), prefix: 64 };
+        anyhow::ensure!(
+            addresses.len() <= MAX_ADDRESSES,
+            "at most {MAX_ADDRESSES} addresses"
+        );
+        let own_link_local = InterfaceAddress {
+            ip: link_local(config.port_guid.0).into(),
+            prefix: 64,
+        };
         let addresses: Vec<_> = addresses.iter().copied().chain([own_link_local]).collect();
         let (netdev, peer) = mem::pair(&config.interface.name, QUEUE);
         let mtu = Arc::new(AtomicU32::new(FIRST_MTU));
         let inbox = Arc::new(OnceLock::new());
-        let host = OnLinkHost { addresses: addresses.clone(), mtu: mtu.clone(), inbox: inbox.clone() };
-        let node = Node::start(NodeConfig { max_packet: MAX_PACKET, ..config }, Arc::new(netdev), Box::new(host))?;
+        let host = OnLinkHost {
+            addresses: addresses.clone(),
+            mtu: mtu.clone(),
+            inbox: inbox.clone(),
+        };
+        let node = Node::start(
+            NodeConfig {
+                max_packet: MAX_PACKET,
+                ..config
+            },
+            Arc::new(netdev),
+            Box::new(host),
+        )?;
         inbox.get_or_init(|| node.inbox().clone());
-        let events = std::iter::once(HostEvent::Link { admin_up: true, mtu: FIRST_MTU })
-            .chain(addresses.iter().map(|own| HostEvent::AddressAdded(own.ip, own.prefix)));
+        let events = std::iter::once(HostEvent::Link {
+            admin_up: true,
+            mtu: FIRST_MTU,
+        })
+        .chain(
+            addresses
+                .iter()
+                .map(|own| HostEvent::AddressAdded(own.ip, own.prefix)),
+        );
         for event in events {
             anyhow::ensure!(node.inbox().put(Input::Host(event)), "the interface ended");
         }
@@ -185,13 +222,32 @@ impl Stack {
         });
         let mut device = SmolDevice::new(peer, FIRST_MTU as usize);
         let iface = Inner::new_iface(&mut device, &addresses, smoltcp::time::Instant::ZERO);
-        let inner = Inner { device, iface, sockets: SocketSet::new(vec![]), addresses, begin: Instant::now(), mtu: FIRST_MTU };
-        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new(), mtu, wake, stop: AtomicBool::new(false) });
-        let thread = std::thread::Builder::new().name("ipoib-stack".into()).spawn({
-            let shared = shared.clone();
-            move || shared.run(&woken)
+        let inner = Inner {
+            device,
+            iface,
+            sockets: SocketSet::new(vec![]),
+            addresses,
+            begin: Instant::now(),
+            mtu: FIRST_MTU,
+        };
+        let shared = Arc::new(Shared {
+            inner: Mutex::new(inner),
+            changed: Condvar::new(),
+            mtu,
+            wake,
+            stop: AtomicBool::new(false),
         });
-        Ok(Stack { node, shared, thread: Some(thread.context("cannot start a thread")?) })
+        let thread = std::thread::Builder::new()
+            .name("ipoib-stack".into())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.run(&woken)
+            });
+        Ok(Stack {
+            node,
+            shared,
+            thread: Some(thread.context("cannot start a thread")?),
+        })
     }
 
     /// The host on the subnet.
@@ -202,6 +258,17 @@ impl Stack {
     /// Packets can flow.
     pub fn is_running(&self) -> bool {
         self.shared.inner.lock().device.peer().carrier()
+    }
+
+    /// The groups by which others find it are joined: all nodes, and the solicited-node groups of its addresses. `None`: the interface
+    /// ended.
+    pub fn has_joined(&self) -> Option<bool> {
+        let groups = self
+            .node
+            .inbox()
+            .call(|interface, _| interface.group_status())?;
+        let mut own = groups.iter().filter(|group| group.users > 0).peekable();
+        Some(own.peek().is_some() && own.all(|group| group.mlid.is_some()))
     }
 
     /// Longest IP packet, bytes.
@@ -243,11 +310,16 @@ impl Stack {
 
     /// Something to send echo requests from; of one stack's, each must have another `ident`.
     pub fn pinger(&self, ident: u16) -> Pinger<'_> {
-        let buffer = || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 256], vec![0; 256 << 10]);
+        let buffer =
+            || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 256], vec![0; 256 << 10]);
         let mut socket = icmp::Socket::new(buffer(), buffer());
         // Cannot fail: the socket is not open yet, and an identifier is always valid.
         let _ = socket.bind(icmp::Endpoint::Ident(ident));
-        Pinger { stack: self, handle: self.add(socket), ident }
+        Pinger {
+            stack: self,
+            handle: self.add(socket),
+            ident,
+        }
     }
 }
 
@@ -255,7 +327,11 @@ impl Drop for Stack {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
             tracing::error!("the thread of an IP stack panicked");
         }
     }
@@ -291,7 +367,9 @@ impl Pinger<'_> {
     pub fn send(&self, to: IpAddr, sequence: u16, size: usize) -> anyhow::Result<Instant> {
         let send = |sockets: &mut SocketSet<'static>, _: &mut iface::Interface| {
             let at = Instant::now();
-            let packet = sockets.get_mut::<icmp::Socket>(self.handle).send(HEADER + size, IpAddress::from(to));
+            let packet = sockets
+                .get_mut::<icmp::Socket>(self.handle)
+                .send(HEADER + size, IpAddress::from(to));
             Some(packet.map(|packet| {
                 packet.fill(0);
                 packet[0] = if to.is_ipv4() { 8 } else { 128 };
@@ -300,7 +378,10 @@ impl Pinger<'_> {
                 at
             }))
         };
-        let sent = self.stack.drive(Instant::now(), send).context("the stack ended")?;
+        let sent = self
+            .stack
+            .drive(Instant::now(), send)
+            .context("the stack ended")?;
         sent.context("the stack has no room for another packet")
     }
 
@@ -312,7 +393,12 @@ impl Pinger<'_> {
                 // The socket sees errors and requests with its identifier too.
                 if let [0 | 129, _, _, _, _, _, high, low, ..] = *packet {
                     let (from, sequence) = (from.into(), u16::from_be_bytes([high, low]));
-                    return Some(Reply { from, sequence, length: packet.len(), at: Instant::now() });
+                    return Some(Reply {
+                        from,
+                        sequence,
+                        length: packet.len(),
+                        at: Instant::now(),
+                    });
                 }
             }
             None

@@ -30,10 +30,17 @@ impl StackHost {
     ///
     /// # Errors
     /// No threads to be had.
-    pub(super) fn start(config: NodeConfig, addresses: &[InterfaceAddress], subnet: &Subnet) -> anyhow::Result<StackHost> {
+    pub(super) fn start(
+        config: NodeConfig,
+        addresses: &[InterfaceAddress],
+        subnet: &Subnet,
+    ) -> anyhow::Result<StackHost> {
         let stack = Stack::start(config, addresses)?;
         subnet.connect(stack.node().sink(), |link| stack.node().attach(link))?;
-        Ok(StackHost { stack, sequence: AtomicU16::new(0) })
+        Ok(StackHost {
+            stack,
+            sequence: AtomicU16::new(0),
+        })
     }
 }
 
@@ -46,7 +53,12 @@ impl DemoHost for StackHost {
         self.stack.is_running()
     }
 
-    fn echo(&self, to: IpAddr, want: usize, timeout: Duration) -> anyhow::Result<BTreeMap<IpAddr, Duration>> {
+    fn echo(
+        &self,
+        to: IpAddr,
+        want: usize,
+        timeout: Duration,
+    ) -> anyhow::Result<BTreeMap<IpAddr, Duration>> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let pinger = self.stack.pinger(std::process::id() as u16);
         let sent = pinger.send(to, sequence, 56)?;
@@ -62,10 +74,13 @@ impl DemoHost for StackHost {
     }
 
     fn listen(&self) -> anyhow::Result<Box<dyn FnOnce(Instant) -> anyhow::Result<()> + Send + '_>> {
-        let listening = |socket: &mut tcp::Socket<'static>, _: &mut Interface| Ok(socket.listen(BULK_PORT)?);
+        let listening =
+            |socket: &mut tcp::Socket<'static>, _: &mut Interface| Ok(socket.listen(BULK_PORT)?);
         let connection = Connection::open(&self.stack, listening)?;
         Ok(Box::new(move |deadline| {
-            connection.wait("nobody connected", deadline, |socket| socket.may_send().then_some(Ok(())))?;
+            connection.wait("nobody connected", deadline, |socket| {
+                socket.may_send().then_some(Ok(()))
+            })?;
             let digest = receive_all(|buffer| connection.read(buffer, deadline))?;
             connection.write(&digest.to_be_bytes(), deadline)?;
             connection.close(deadline)
@@ -75,7 +90,11 @@ impl DemoHost for StackHost {
     fn send(&self, to: IpAddr, bytes: usize, deadline: Instant) -> anyhow::Result<Sent> {
         let begin = Instant::now();
         let connecting = |socket: &mut tcp::Socket<'static>, iface: &mut Interface| {
-            Ok(socket.connect(iface.context(), (IpAddress::from(to), BULK_PORT), CLIENT_PORT)?)
+            Ok(socket.connect(
+                iface.context(),
+                (IpAddress::from(to), BULK_PORT),
+                CLIENT_PORT,
+            )?)
         };
         let connection = Connection::open(&self.stack, connecting)?;
         connection.wait("no connection", deadline, |socket| match socket.state() {
@@ -94,7 +113,11 @@ impl DemoHost for StackHost {
                 bail!("the connection ended before the answer");
             }
         }
-        Ok(Sent { duration: begin.elapsed(), sent: sent.finalize(), received: u32::from_be_bytes(received) })
+        Ok(Sent {
+            duration: begin.elapsed(),
+            sent: sent.finalize(),
+            received: u32::from_be_bytes(received),
+        })
     }
 }
 
@@ -110,7 +133,10 @@ impl<'a> Connection<'a> {
         mut begin: impl FnMut(&mut tcp::Socket<'static>, &mut Interface) -> anyhow::Result<()>,
     ) -> anyhow::Result<Connection<'a>> {
         let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
-        let connection = Connection { stack, handle: stack.add(tcp::Socket::new(buffer(), buffer())) };
+        let connection = Connection {
+            stack,
+            handle: stack.add(tcp::Socket::new(buffer(), buffer())),
+        };
         let begin = |sockets: &mut SocketSet<'static>, iface: &mut Interface| {
             Some(begin(sockets.get_mut(connection.handle), iface))
         };
@@ -124,15 +150,19 @@ impl<'a> Connection<'a> {
         deadline: Instant,
         mut ready: impl FnMut(&mut tcp::Socket<'static>) -> Option<anyhow::Result<T>>,
     ) -> anyhow::Result<T> {
-        self.stack.drive(deadline, |sockets, _| ready(sockets.get_mut(self.handle))).context(what)?
+        self.stack
+            .drive(deadline, |sockets, _| ready(sockets.get_mut(self.handle)))
+            .context(what)?
     }
 
     /// Waits for data; 0 at the end of the stream.
     fn read(&self, buffer: &mut [u8], deadline: Instant) -> anyhow::Result<usize> {
-        self.wait("no data", deadline, |socket| match (socket.can_recv(), socket.may_recv()) {
-            (true, _) => Some(socket.recv_slice(buffer).map_err(Into::into)),
-            (false, true) => None,
-            (false, false) => Some(Ok(0)),
+        self.wait("no data", deadline, |socket| {
+            match (socket.can_recv(), socket.may_recv()) {
+                (true, _) => Some(socket.recv_slice(buffer).map_err(Into::into)),
+                (false, true) => None,
+                (false, false) => Some(Ok(0)),
+            }
         })
     }
 

@@ -59,7 +59,12 @@ trait DemoHost: Send + Sync {
     /// The host's IP stack sees a carrier.
     fn is_running(&self) -> bool;
     /// Sends one echo request to `to` and returns who answered after what time, once there are `want` or the time is over.
-    fn echo(&self, to: IpAddr, want: usize, timeout: Duration) -> anyhow::Result<BTreeMap<IpAddr, Duration>>;
+    fn echo(
+        &self,
+        to: IpAddr,
+        want: usize,
+        timeout: Duration,
+    ) -> anyhow::Result<BTreeMap<IpAddr, Duration>>;
     /// Opens [`BULK_PORT`]. The result is to be run on a thread: it takes one connection, reads it to its end and answers with the CRC-32.
     fn listen(&self) -> anyhow::Result<Box<dyn FnOnce(Instant) -> anyhow::Result<()> + Send + '_>>;
     /// Connects there, sends the [`pattern`] and reads the answer.
@@ -68,7 +73,10 @@ trait DemoHost: Send + Sync {
 
 /// What the k-th host is called.
 fn addresses(k: u8) -> [IpAddr; 2] {
-    [Ipv4Addr::new(10, 77, 0, k).into(), Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, k.into()).into()]
+    [
+        Ipv4Addr::new(10, 77, 0, k).into(),
+        Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, k.into()).into(),
+    ]
 }
 
 /// Runs the demo. To be called while the process has one thread.
@@ -77,9 +85,14 @@ fn addresses(k: u8) -> [IpAddr; 2] {
 /// The hosts or the subnet could not be made. What the hosts then failed to do is in the table, and in the exit code.
 pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
     let begin = Instant::now();
-    let refused = if args.in_process { None } else { namespace::probe().err() };
+    let refused = if args.in_process {
+        None
+    } else {
+        namespace::probe().err()
+    };
     let in_process = args.in_process || refused.is_some();
-    let note = refused.map(|error| format!("{error:#}; going on with IP stacks inside this process"));
+    let note =
+        refused.map(|error| format!("{error:#}; going on with IP stacks inside this process"));
     if let Some(note) = &note {
         eprintln!("ipoib demo: {note}");
     }
@@ -92,21 +105,34 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
         let config = NodeConfig {
             port_guid: Guid(0x0200_0000_0077_0000 | u64::from(k)),
             description: format!("ipoib demo h{k}"),
-            interface: InterfaceConfig { name: "ib0".into(), ..InterfaceConfig::default() },
+            interface: InterfaceConfig {
+                name: "ib0".into(),
+                ..InterfaceConfig::default()
+            },
             max_packet: 0,
         };
         let [v4, v6] = addresses(k);
-        let of_host = [InterfaceAddress { ip: v4, prefix: 24 }, InterfaceAddress { ip: v6, prefix: 64 }];
+        let of_host = [
+            InterfaceAddress { ip: v4, prefix: 24 },
+            InterfaceAddress { ip: v6, prefix: 64 },
+        ];
         hosts.push(if in_process {
             Box::new(in_process::StackHost::start(config, &of_host, &subnet)?)
         } else {
-            Box::new(namespace::NamespaceHost::start(config, &of_host, &subnet).with_context(|| format!("host h{k}"))?)
+            Box::new(
+                namespace::NamespaceHost::start(config, &of_host, &subnet)
+                    .with_context(|| format!("host h{k}"))?,
+            )
         });
     }
     *stage.lock() = "waiting for the interfaces to come up";
     wait_until_up(&hosts)?;
     let bring_up = begin.elapsed();
-    let rows = hosts.iter().zip(1..).map(|(host, k)| host_row(host.node(), k)).collect::<anyhow::Result<_>>()?;
+    let rows = hosts
+        .iter()
+        .zip(1..)
+        .map(|(host, k)| host_row(host.node(), k))
+        .collect::<anyhow::Result<_>>()?;
     *stage.lock() = "pinging";
     let pings = ping_ring(&hosts);
     *stage.lock() = "pinging all hosts at once";
@@ -115,7 +141,11 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
     let bulk = transfer(&hosts);
     *stage.lock() = "ending";
     let report = Report {
-        hosts_are: if in_process { "in-process stacks" } else { "network namespaces" },
+        hosts_are: if in_process {
+            "in-process stacks"
+        } else {
+            "network namespaces"
+        },
         note,
         broadcast_group: broadcast_group(hosts[0].node()),
         hosts: rows,
@@ -133,16 +163,26 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
     } else {
         print!("{report}");
     }
-    Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Ends the process when it takes too long: namespaces and devices have no names, so they go with it.
 fn watchdog(stage: Arc<Mutex<&'static str>>) -> anyhow::Result<()> {
-    std::thread::Builder::new().name("ipoib-watchdog".into()).spawn(move || {
-        std::thread::sleep(LIMIT);
-        eprintln!("ipoib demo: not done after {} s: {}", LIMIT.as_secs(), stage.lock());
-        std::process::exit(1);
-    })?;
+    std::thread::Builder::new()
+        .name("ipoib-watchdog".into())
+        .spawn(move || {
+            std::thread::sleep(LIMIT);
+            eprintln!(
+                "ipoib demo: not done after {} s: {}",
+                LIMIT.as_secs(),
+                stage.lock()
+            );
+            std::process::exit(1);
+        })?;
     Ok(())
 }
 
@@ -151,9 +191,14 @@ fn wait_until_up(hosts: &[Box<dyn DemoHost>]) -> anyhow::Result<()> {
     for (host, k) in hosts.iter().zip(1..) {
         loop {
             let state = host.node().inbox().call(move |interface, _| {
-                (interface.is_up(), interface.state_in_words(), has_joined(&interface.group_status(), k))
+                (
+                    interface.is_up(),
+                    interface.state_in_words(),
+                    has_joined(&interface.group_status(), k),
+                )
             });
-            let (up, words, joined) = state.with_context(|| format!("the interface of h{k} ended"))?;
+            let (up, words, joined) =
+                state.with_context(|| format!("the interface of h{k} ended"))?;
             let running = host.is_running();
             if up && running && joined {
                 break;
@@ -164,7 +209,10 @@ fn wait_until_up(hosts: &[Box<dyn DemoHost>]) -> anyhow::Result<()> {
                     (true, false) => "up, but its host sees no carrier".into(),
                     (true, true) => "up, but it has not joined its multicast groups".into(),
                 };
-                bail!("ib0 of h{k} did not come up within {} s: {words}", BRING_UP.as_secs());
+                bail!(
+                    "ib0 of h{k} did not come up within {} s: {words}",
+                    BRING_UP.as_secs()
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -176,11 +224,17 @@ fn wait_until_up(hosts: &[Box<dyn DemoHost>]) -> anyhow::Result<()> {
 fn has_joined(groups: &[GroupStatus], k: u8) -> bool {
     let solicited = solicited_node(Ipv6Addr::from(0xfd77 << 112 | u128::from(k)));
     let mut own = groups.iter().filter(|group| group.users > 0);
-    groups.iter().any(|group| group.group == Some(solicited.into())) && own.all(|group| group.mlid.is_some())
+    groups
+        .iter()
+        .any(|group| group.group == Some(solicited.into()))
+        && own.all(|group| group.mlid.is_some())
 }
 
 fn host_row(node: &Node, k: u8) -> anyhow::Result<HostRow> {
-    let status = node.inbox().call(|interface, _| interface.link_status()).context("the interface ended")?;
+    let status = node
+        .inbox()
+        .call(|interface, _| interface.link_status())
+        .context("the interface ended")?;
     Ok(HostRow {
         name: format!("h{k}"),
         addresses: addresses(k),
@@ -192,19 +246,36 @@ fn host_row(node: &Node, k: u8) -> anyhow::Result<HostRow> {
 }
 
 fn broadcast_group(node: &Node) -> String {
-    let groups = node.inbox().call(|interface, _| interface.group_status()).unwrap_or_default();
+    let groups = node
+        .inbox()
+        .call(|interface, _| interface.group_status())
+        .unwrap_or_default();
     // The only one that no IP group maps to.
-    groups.into_iter().find(|group| group.group.is_none()).map_or_else(String::new, |group| group.mgid)
+    groups
+        .into_iter()
+        .find(|group| group.group.is_none())
+        .map_or_else(String::new, |group| group.mgid)
 }
 
 /// Each host pings the next and the one before.
 fn ping_ring(hosts: &[Box<dyn DemoHost>]) -> Vec<Ping> {
     let count = hosts.len();
-    let pairs: BTreeSet<(usize, usize)> = (0..count).flat_map(|k| [(k, (k + 1) % count), ((k + 1) % count, k)]).collect();
+    let pairs: BTreeSet<(usize, usize)> = (0..count)
+        .flat_map(|k| [(k, (k + 1) % count), ((k + 1) % count, k)])
+        .collect();
     let of_pair = |(from, to): (usize, usize)| {
         addresses(to as u8 + 1).map(|address| {
-            let mut ping = Ping { from: name(from), to: name(to), address, first_ms: None, rtt_ms: None, error: None };
-            ping.error = ping_pair(&*hosts[from], address, &mut ping).err().map(|error| format!("{error:#}"));
+            let mut ping = Ping {
+                from: name(from),
+                to: name(to),
+                address,
+                first_ms: None,
+                rtt_ms: None,
+                error: None,
+            };
+            ping.error = ping_pair(&*hosts[from], address, &mut ping)
+                .err()
+                .map(|error| format!("{error:#}"));
             ping
         })
     };
@@ -215,11 +286,17 @@ fn ping_pair(host: &dyn DemoHost, address: IpAddr, ping: &mut Ping) -> anyhow::R
     let echo = |timeout| -> anyhow::Result<Duration> {
         match host.echo(address, 1, timeout)?.get(&address) {
             Some(time) => Ok(*time),
-            None => bail!("no answer within {} s{}", timeout.as_secs(), neighbour_in_words(host.node(), address)),
+            None => bail!(
+                "no answer within {} s{}",
+                timeout.as_secs(),
+                neighbour_in_words(host.node(), address)
+            ),
         }
     };
     ping.first_ms = Some(report::millis(echo(FIRST_ECHO)?));
-    let mut times = (0..ECHOES).map(|_| echo(LATER_ECHO)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut times = (0..ECHOES)
+        .map(|_| echo(LATER_ECHO))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     times.sort();
     ping.rtt_ms = Some(report::millis(times[ECHOES / 2]));
     Ok(())
@@ -227,10 +304,15 @@ fn ping_pair(host: &dyn DemoHost, address: IpAddr, ping: &mut Ping) -> anyhow::R
 
 /// What stands in the way, as far as the interface knows.
 fn neighbour_in_words(node: &Node, address: IpAddr) -> String {
-    let list = node.inbox().call(|interface, now| interface.neighbour_status(now)).unwrap_or_default();
+    let list = node
+        .inbox()
+        .call(|interface, now| interface.neighbour_status(now))
+        .unwrap_or_default();
     match list.into_iter().find(|neighbour| neighbour.ip == address) {
         Some(neighbour) => {
-            let failure = neighbour.last_failure.map_or_else(String::new, |failure| format!(", {failure}"));
+            let failure = neighbour
+                .last_failure
+                .map_or_else(String::new, |failure| format!(", {failure}"));
             format!(" (neighbour {}{failure})", neighbour.state)
         }
         None => String::new(),
@@ -244,12 +326,24 @@ fn name(index: usize) -> String {
 /// One echo request of the first host, to all.
 fn ping_all(hosts: &[Box<dyn DemoHost>]) -> Multicast {
     let others = hosts.len() - 1;
-    let mut result = Multicast { from: name(0), group: ALL_NODES.into(), expected: others, answers: Vec::new(), error: None };
+    let mut result = Multicast {
+        from: name(0),
+        group: ALL_NODES.into(),
+        expected: others,
+        answers: Vec::new(),
+        error: None,
+    };
     // The groups are joined one after the other once an interface is up; an echo may be earlier.
     for _ in 0..4 {
         match hosts[0].echo(ALL_NODES.into(), others, LATER_ECHO) {
             Ok(answers) => {
-                result.answers = answers.into_iter().map(|(from, time)| Answer { from, rtt_ms: report::millis(time) }).collect();
+                result.answers = answers
+                    .into_iter()
+                    .map(|(from, time)| Answer {
+                        from,
+                        rtt_ms: report::millis(time),
+                    })
+                    .collect();
             }
             Err(error) => result.error = Some(format!("{error:#}")),
         }
@@ -258,7 +352,9 @@ fn ping_all(hosts: &[Box<dyn DemoHost>]) -> Multicast {
             return result;
         }
     }
-    result.error.get_or_insert_with(|| format!("{} of {others} hosts answered", result.answers.len()));
+    result
+        .error
+        .get_or_insert_with(|| format!("{} of {others} hosts answered", result.answers.len()));
     result
 }
 
@@ -271,14 +367,30 @@ fn transfer(hosts: &[Box<dyn DemoHost>]) -> Bulk {
         std::thread::scope(|scope| {
             let server = scope.spawn(move || serve(deadline));
             let sent = hosts[0].send(to, BULK, deadline);
-            server.join().unwrap_or_else(|_| bail!("the receiver panicked")).context("receiver")?;
+            server
+                .join()
+                .unwrap_or_else(|_| bail!("the receiver panicked"))
+                .context("receiver")?;
             let sent = sent.context("sender")?;
-            ensure!(sent.sent == sent.received, "the data changed on its way: CRC-32 {:08x} became {:08x}", sent.sent, sent.received);
+            ensure!(
+                sent.sent == sent.received,
+                "the data changed on its way: CRC-32 {:08x} became {:08x}",
+                sent.sent,
+                sent.received
+            );
             Ok(sent)
         })
     };
     let result = done();
-    let mut bulk = Bulk { from: name(0), to: name(1), bytes: BULK, seconds: None, mbit_per_s: None, crc32: None, error: None };
+    let mut bulk = Bulk {
+        from: name(0),
+        to: name(1),
+        bytes: BULK,
+        seconds: None,
+        mbit_per_s: None,
+        crc32: None,
+        error: None,
+    };
     match result {
         Ok(sent) => {
             let seconds = sent.duration.as_secs_f64();

@@ -8,7 +8,9 @@ use crate::subnet::Subnet;
 use anyhow::{Context, bail};
 use datapath::host::{HostLink, Netns, NetnsRef};
 use datapath::netdev::tun;
-use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt,
+};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
@@ -40,13 +42,22 @@ impl NamespaceHost {
     ///
     /// # Errors
     /// Whatever the kernel refuses.
-    pub(super) fn start(config: NodeConfig, addresses: &[InterfaceAddress], subnet: &Subnet) -> anyhow::Result<NamespaceHost> {
+    pub(super) fn start(
+        config: NodeConfig,
+        addresses: &[InterfaceAddress],
+        subnet: &Subnet,
+    ) -> anyhow::Result<NamespaceHost> {
         let netns = Netns::new_anonymous()?;
         let at = NetnsRef::Open(netns.clone());
         let name = config.interface.name.clone();
         let host = LinuxNode::start(config, Some(&at), addresses)?;
         subnet.connect(host.node().sink(), |link| host.node().attach(link))?;
-        Ok(NamespaceHost { link: HostLink::open(Some(&at), &name)?, host, netns, sequence: AtomicU16::new(0) })
+        Ok(NamespaceHost {
+            link: HostLink::open(Some(&at), &name)?,
+            host,
+            netns,
+            sequence: AtomicU16::new(0),
+        })
     }
 }
 
@@ -59,11 +70,27 @@ impl DemoHost for NamespaceHost {
         self.link.state().is_ok_and(|state| state.running)
     }
 
-    fn echo(&self, to: IpAddr, want: usize, timeout: Duration) -> anyhow::Result<BTreeMap<IpAddr, Duration>> {
+    fn echo(
+        &self,
+        to: IpAddr,
+        want: usize,
+        timeout: Duration,
+    ) -> anyhow::Result<BTreeMap<IpAddr, Duration>> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let socket = self.netns.run(|| icmp_socket(to)).context("cannot enter the namespace")??;
-        let request = Echo { v6: to.is_ipv6(), ident: std::process::id() as u16, sequence };
-        let scope = if matches!(to, IpAddr::V6(ip) if ip.is_multicast()) { self.link.index() } else { 0 };
+        let socket = self
+            .netns
+            .run(|| icmp_socket(to))
+            .context("cannot enter the namespace")??;
+        let request = Echo {
+            v6: to.is_ipv6(),
+            ident: std::process::id() as u16,
+            sequence,
+        };
+        let scope = if matches!(to, IpAddr::V6(ip) if ip.is_multicast()) {
+            self.link.index()
+        } else {
+            0
+        };
         let to = match to {
             IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, scope).into(),
@@ -93,13 +120,18 @@ impl DemoHost for NamespaceHost {
     }
 
     fn listen(&self) -> anyhow::Result<Box<dyn FnOnce(Instant) -> anyhow::Result<()> + Send + '_>> {
-        let listener = self.netns.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, BULK_PORT)))??;
+        let listener = self
+            .netns
+            .run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, BULK_PORT)))??;
         Ok(Box::new(move |deadline| {
             listener.set_nonblocking(true)?;
             let mut stream = loop {
                 match listener.accept() {
                     Ok((stream, _)) => break stream,
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    Err(error)
+                        if error.kind() == std::io::ErrorKind::WouldBlock
+                            && Instant::now() < deadline =>
+                    {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     Err(error) => return Err(error).context("nobody connected"),
@@ -115,7 +147,10 @@ impl DemoHost for NamespaceHost {
     fn send(&self, to: IpAddr, bytes: usize, deadline: Instant) -> anyhow::Result<Sent> {
         let transfer = || -> anyhow::Result<Sent> {
             let begin = Instant::now();
-            let mut stream = TcpStream::connect_timeout(&(to, BULK_PORT).into(), deadline.saturating_duration_since(begin))?;
+            let mut stream = TcpStream::connect_timeout(
+                &(to, BULK_PORT).into(),
+                deadline.saturating_duration_since(begin),
+            )?;
             set_timeouts(&stream, deadline)?;
             let mut sent = crc32fast::Hasher::new();
             for block in pattern(bytes) {
@@ -128,14 +163,20 @@ impl DemoHost for NamespaceHost {
             stream.shutdown(std::net::Shutdown::Write)?;
             let mut received = [0; 4];
             stream.read_exact(&mut received)?;
-            Ok(Sent { duration: begin.elapsed(), sent: sent.finalize(), received: u32::from_be_bytes(received) })
+            Ok(Sent {
+                duration: begin.elapsed(),
+                sent: sent.finalize(),
+                received: u32::from_be_bytes(received),
+            })
         };
         self.netns.run(transfer)?
     }
 }
 
 fn set_timeouts(stream: &TcpStream, deadline: Instant) -> std::io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1));
     stream.set_read_timeout(Some(left))?;
     stream.set_write_timeout(Some(left))
 }
@@ -145,7 +186,12 @@ fn icmp_socket(to: IpAddr) -> rustix::io::Result<OwnedFd> {
         IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
     };
-    let socket = net::socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol))?;
+    let socket = net::socket_with(
+        family,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(protocol),
+    )?;
     if to.is_ipv6() {
         // Else this host would answer its own ping of all nodes.
         sockopt::set_ipv6_multicast_loop(&socket, false)?;
@@ -168,7 +214,9 @@ impl Echo {
         packet[6..8].copy_from_slice(&self.sequence.to_be_bytes());
         // The kernel fills in that of ICMPv6 (RFC 3542 section 3.1).
         if !self.v6 {
-            let words = packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+            let words = packet
+                .chunks_exact(2)
+                .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
             let sum: u32 = words.sum();
             let folded = (sum & 0xffff) + (sum >> 16);
             packet[2..4].copy_from_slice(&(!(folded + (folded >> 16)) as u16).to_be_bytes());
@@ -178,10 +226,18 @@ impl Echo {
 
     /// A raw IPv4 socket hands out the IP header too, an IPv6 one does not.
     fn is_answered_by(&self, packet: &[u8]) -> bool {
-        let header = if self.v6 { 0 } else { packet.first().map_or(0, |first| usize::from(first & 0xf) * 4) };
+        let header = if self.v6 {
+            0
+        } else {
+            packet
+                .first()
+                .map_or(0, |first| usize::from(first & 0xf) * 4)
+        };
         let kind = if self.v6 { 129 } else { 0 };
         packet.get(header..header + 8).is_some_and(|icmp| {
-            icmp[0] == kind && icmp[4..6] == self.ident.to_be_bytes() && icmp[6..8] == self.sequence.to_be_bytes()
+            icmp[0] == kind
+                && icmp[4..6] == self.ident.to_be_bytes()
+                && icmp[6..8] == self.sequence.to_be_bytes()
         })
     }
 }
@@ -192,14 +248,27 @@ mod tests {
 
     #[test]
     fn an_echo_request_has_a_right_checksum_and_its_reply_is_known() {
-        let echo = Echo { v6: false, ident: 0x1234, sequence: 0xfffe };
+        let echo = Echo {
+            v6: false,
+            ident: 0x1234,
+            sequence: 0xfffe,
+        };
         let mut packet = echo.to_bytes();
-        let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        let sum: u32 = packet
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+            .sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
         packet[0] = 0;
         let received = [&[0x45; 1][..], &[0; 19], &packet].concat();
         assert!(echo.is_answered_by(&received));
-        assert!(!Echo { sequence: 1, ..echo }.is_answered_by(&received));
+        assert!(
+            !Echo {
+                sequence: 1,
+                ..echo
+            }
+            .is_answered_by(&received)
+        );
         assert!(!echo.is_answered_by(&received[..27]));
     }
 }

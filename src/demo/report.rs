@@ -84,12 +84,17 @@ pub(super) fn millis(duration: Duration) -> f64 {
 impl Report {
     /// With `passed` filled in.
     pub(super) fn judged(self) -> Report {
-        let passed = self.pings.iter().all(|ping| ping.error.is_none()) && self.multicast.error.is_none() && self.tcp.error.is_none();
+        let passed = self.pings.iter().all(|ping| ping.error.is_none())
+            && self.multicast.error.is_none()
+            && self.tcp.error.is_none();
         Report { passed, ..self }
     }
 
     fn rtt(&self, from: &str, to: &str, v6: bool) -> String {
-        let ping = self.pings.iter().find(|ping| ping.from == from && ping.to == to && ping.address.is_ipv6() == v6);
+        let ping = self
+            .pings
+            .iter()
+            .find(|ping| ping.from == from && ping.to == to && ping.address.is_ipv6() == v6);
         match ping.and_then(|ping| ping.rtt_ms) {
             Some(ms) => format!("{ms:.3}"),
             None => "FAILED".into(),
@@ -100,30 +105,85 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = self.hosts.len();
-        writeln!(f, "{count} hosts ({}), each with an IPoIB interface ib0 on one software InfiniBand subnet\n", self.hosts_are)?;
+        writeln!(
+            f,
+            "{count} hosts ({}), each with an IPoIB interface ib0 on one software InfiniBand subnet\n",
+            self.hosts_are
+        )?;
         let line = |cells: [&str; 7]| {
             let [host, v4, v6, lid, gid, rtt4, rtt6] = cells;
             format!("{host:<5} {v4:<11} {v6:<9} {lid:>4}  {gid:<23} {rtt4:>10} {rtt6:>10}")
         };
-        writeln!(f, "{}", line(["host", "IPv4", "IPv6", "LID", "port GID", "ping next", "ping next"]))?;
+        writeln!(
+            f,
+            "{}",
+            line([
+                "host",
+                "IPv4",
+                "IPv6",
+                "LID",
+                "port GID",
+                "ping next",
+                "ping next"
+            ])
+        )?;
         writeln!(f, "{}", line(["", "", "", "", "", "IPv4, ms", "IPv6, ms"]))?;
         for (row, next) in self.hosts.iter().zip(self.hosts.iter().cycle().skip(1)) {
             let [v4, v6] = row.addresses.map(|address| address.to_string());
-            let (rtt4, rtt6) = (self.rtt(&row.name, &next.name, false), self.rtt(&row.name, &next.name, true));
-            writeln!(f, "{}", line([&row.name, &v4, &v6, &row.lid.to_string(), &row.gid, &rtt4, &rtt6]))?;
+            let (rtt4, rtt6) = (
+                self.rtt(&row.name, &next.name, false),
+                self.rtt(&row.name, &next.name, true),
+            );
+            writeln!(
+                f,
+                "{}",
+                line([
+                    &row.name,
+                    &v4,
+                    &v6,
+                    &row.lid.to_string(),
+                    &row.gid,
+                    &rtt4,
+                    &rtt6
+                ])
+            )?;
         }
-        writeln!(f, "\nhost  link address: flags, queue pair number, GID (what an Ethernet host's MAC address is here)")?;
+        writeln!(
+            f,
+            "\nhost  link address: flags, queue pair number, GID (what an Ethernet host's MAC address is here)"
+        )?;
         for row in &self.hosts {
             writeln!(f, "{:<5} {}", row.name, row.link_address)?;
         }
-        let passed = self.pings.iter().filter(|ping| ping.error.is_none()).count();
-        let first = self.pings.iter().filter_map(|ping| ping.first_ms).fold(0.0, f64::max);
+        let passed = self
+            .pings
+            .iter()
+            .filter(|ping| ping.error.is_none())
+            .count();
+        let first = self
+            .pings
+            .iter()
+            .filter_map(|ping| ping.first_ms)
+            .fold(0.0, f64::max);
         writeln!(f)?;
-        writeln!(f, "ping       {passed} of {} passed; the slowest first one, with address resolution, took {first:.3} ms", self.pings.len())?;
+        writeln!(
+            f,
+            "ping       {passed} of {} passed; the slowest first one, with address resolution, took {first:.3} ms",
+            self.pings.len()
+        )?;
         let (group, answered) = (&self.multicast.group, self.multicast.answers.len());
-        let slowest = self.multicast.answers.iter().map(|answer| answer.rtt_ms).fold(0.0, f64::max);
+        let slowest = self
+            .multicast
+            .answers
+            .iter()
+            .map(|answer| answer.rtt_ms)
+            .fold(0.0, f64::max);
         let expected = self.multicast.expected;
-        writeln!(f, "multicast  {} pinged {group}: {answered} of {expected} others answered, the last after {slowest:.3} ms", self.multicast.from)?;
+        writeln!(
+            f,
+            "multicast  {} pinged {group}: {answered} of {expected} others answered, the last after {slowest:.3} ms",
+            self.multicast.from
+        )?;
         match (self.tcp.seconds, self.tcp.mbit_per_s, &self.tcp.crc32) {
             (Some(seconds), Some(rate), Some(crc)) => writeln!(
                 f,
@@ -144,14 +204,29 @@ impl fmt::Display for Report {
         )?;
         for ping in &self.pings {
             if let Some(error) = &ping.error {
-                writeln!(f, "FAILED: ping from {} to {} ({}): {error}", ping.from, ping.to, ping.address)?;
+                writeln!(
+                    f,
+                    "FAILED: ping from {} to {} ({}): {error}",
+                    ping.from, ping.to, ping.address
+                )?;
             }
         }
-        for (what, error) in [("multicast", &self.multicast.error), ("TCP", &self.tcp.error)] {
+        for (what, error) in [
+            ("multicast", &self.multicast.error),
+            ("TCP", &self.tcp.error),
+        ] {
             if let Some(error) = error {
                 writeln!(f, "FAILED: {what}: {error}")?;
             }
         }
-        writeln!(f, "{}", if self.passed { "All passed." } else { "Not all passed." })
+        writeln!(
+            f,
+            "{}",
+            if self.passed {
+                "All passed."
+            } else {
+                "Not all passed."
+            }
+        )
     }
 }

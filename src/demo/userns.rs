@@ -10,12 +10,16 @@ use rustix::thread::{CapabilitySet, UnshareFlags, unshare_unsafe};
 /// User namespaces are switched off, or a sandbox forbids them.
 pub(super) fn enter_if_needed() -> anyhow::Result<()> {
     let sets = rustix::thread::capabilities(None)?;
-    if sets.effective.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW) {
+    if sets
+        .effective
+        .contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW)
+    {
         return Ok(());
     }
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     // SAFETY: the contract is about UnshareFlags::FILES alone: the descriptor table stays as it is.
-    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }.map_err(|error| anyhow!("user namespaces: {}", std::io::Error::from(error)))?;
+    unsafe { unshare_unsafe(UnshareFlags::NEWUSER) }
+        .map_err(|error| anyhow!("user namespaces: {}", std::io::Error::from(error)))?;
     // Without CAP_SETGID outside, the kernel takes a gid_map only once setgroups is off.
     write("setgroups", "deny")?;
     write("uid_map", &format!("0 {} 1", uid.as_raw()))?;
