@@ -36,7 +36,10 @@ fn main() {
         println!("SKIPPED: {error}");
         return;
     }
-    let pairs = match [veth(), local(), udp()].into_iter().collect::<anyhow::Result<Vec<Pair>>>() {
+    let pairs = match [veth(), local(), udp()]
+        .into_iter()
+        .collect::<anyhow::Result<Vec<Pair>>>()
+    {
         Ok(pairs) => pairs,
         Err(error) => {
             println!("SKIPPED: {error:#}");
@@ -57,7 +60,10 @@ fn main() {
     };
     let tcp: Vec<f64> = tcp.iter_mut().map(median).collect();
     let rtt: Vec<f64> = rtt.iter_mut().map(median).collect();
-    println!("{:<28} {:>14} {:>7} {:>14} {:>7}", "", "TCP, 1 stream", "ratio", "UDP round trip", "ratio");
+    println!(
+        "{:<28} {:>14} {:>7} {:>14} {:>7}",
+        "", "TCP, 1 stream", "ratio", "UDP round trip", "ratio"
+    );
     for (index, pair) in pairs.iter().enumerate() {
         println!(
             "{:<28} {:>7.2} Gbit/s {:>7.3} {:>11.1} us {:>7.2}",
@@ -73,8 +79,16 @@ fn main() {
 /// The kernel's own: what the ratios refer to.
 fn veth() -> anyhow::Result<Pair> {
     let namespaces = [Netns::new_anonymous()?, Netns::new_anonymous()?];
-    let peer = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsFd::as_fd(&namespaces[1]).as_raw_fd());
-    namespaces[0].run(|| ip(&["link", "add", "v0", "type", "veth", "peer", "name", "v0", "netns", &peer]))??;
+    let peer = format!(
+        "/proc/{}/fd/{}",
+        std::process::id(),
+        std::os::fd::AsFd::as_fd(&namespaces[1]).as_raw_fd()
+    );
+    namespaces[0].run(|| {
+        ip(&[
+            "link", "add", "v0", "type", "veth", "peer", "name", "v0", "netns", &peer,
+        ])
+    })??;
     let mut ends = Vec::new();
     for (netns, k) in namespaces.into_iter().zip(1u8..) {
         let link = HostLink::open(Some(&NetnsRef::Open(netns.clone())), "v0")?;
@@ -89,14 +103,19 @@ fn veth() -> anyhow::Result<Pair> {
 /// Two hosts and the switch in one process.
 fn local() -> anyhow::Result<Pair> {
     let subnet = Subnet::start(Guid(0x0200_0000_0000_0001), 4, SmConfig::default())?;
-    let (nodes, ends) = hosts(|node| subnet.connect(node.node().sink(), |link| node.node().attach(link)).map(drop))?;
+    let (nodes, ends) = hosts(|node| {
+        subnet
+            .connect(node.node().sink(), |link| node.node().attach(link))
+            .map(drop)
+    })?;
     pair("ib0, one process", ends, Box::new((nodes, subnet)))
 }
 
 /// Two hosts on UDP links of a fabric, all on loopback.
 fn udp() -> anyhow::Result<Pair> {
     let subnet = Subnet::start(Guid(0x0200_0000_0000_0002), 4, SmConfig::default())?;
-    let listener: UdpListener = subnet.listen(ListenConfig::new(SocketAddr::from(([127, 0, 0, 1], 0))))?;
+    let listener: UdpListener =
+        subnet.listen(ListenConfig::new(SocketAddr::from(([127, 0, 0, 1], 0))))?;
     let mut links = Vec::new();
     let (nodes, ends) = hosts(|node| {
         let link = UdpLink::connect(listener.local_addr(), node.node().sink())?;
@@ -104,7 +123,11 @@ fn udp() -> anyhow::Result<Pair> {
         links.push(Closing(link));
         Ok(())
     })?;
-    pair("ib0, UDP links", ends, Box::new((nodes, links, listener, subnet)))
+    pair(
+        "ib0, UDP links",
+        ends,
+        Box::new((nodes, links, listener, subnet)),
+    )
 }
 
 /// A UDP link and its sink hold each other until it is closed.
@@ -118,7 +141,9 @@ impl Drop for Closing {
 
 type Ends = Vec<(Netns, IpAddr)>;
 
-fn hosts(mut connect: impl FnMut(&LinuxNode) -> anyhow::Result<()>) -> anyhow::Result<(Vec<LinuxNode>, Ends)> {
+fn hosts(
+    mut connect: impl FnMut(&LinuxNode) -> anyhow::Result<()>,
+) -> anyhow::Result<(Vec<LinuxNode>, Ends)> {
     let (mut nodes, mut ends) = (Vec::new(), Vec::new());
     for k in 1..=2u8 {
         let netns = Netns::new_anonymous()?;
@@ -130,7 +155,14 @@ fn hosts(mut connect: impl FnMut(&LinuxNode) -> anyhow::Result<()>) -> anyhow::R
             interface: InterfaceConfig::default(),
             max_packet: 0,
         };
-        let node = LinuxNode::start(config, Some(&at), &[InterfaceAddress { ip: address, prefix: 24 }])?;
+        let node = LinuxNode::start(
+            config,
+            Some(&at),
+            &[InterfaceAddress {
+                ip: address,
+                prefix: 24,
+            }],
+        )?;
         connect(&node)?;
         let link = HostLink::open(Some(&at), "ib0")?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -145,12 +177,21 @@ fn hosts(mut connect: impl FnMut(&LinuxNode) -> anyhow::Result<()>) -> anyhow::R
 }
 
 fn pair(name: &'static str, ends: Ends, hold: Box<dyn std::any::Any>) -> anyhow::Result<Pair> {
-    let ends = ends.try_into().map_err(|_| anyhow::anyhow!("a pair has two ends"))?;
-    Ok(Pair { name, ends, _hold: hold })
+    let ends = ends
+        .try_into()
+        .map_err(|_| anyhow::anyhow!("a pair has two ends"))?;
+    Ok(Pair {
+        name,
+        ends,
+        _hold: hold,
+    })
 }
 
 fn ip(args: &[&str]) -> anyhow::Result<()> {
-    let status = Command::new("ip").args(args).status().map_err(|error| anyhow::anyhow!("ip: {error}"))?;
+    let status = Command::new("ip")
+        .args(args)
+        .status()
+        .map_err(|error| anyhow::anyhow!("ip: {error}"))?;
     anyhow::ensure!(status.success(), "ip {} failed", args.join(" "));
     Ok(())
 }
@@ -158,12 +199,19 @@ fn ip(args: &[&str]) -> anyhow::Result<()> {
 /// Bits per second of one TCP stream.
 fn throughput(pair: &Pair) -> f64 {
     let [(sender, _), (receiver, address)] = &pair.ends;
-    let listener = receiver.run(|| TcpListener::bind((*address, 0)).expect("bind")).expect("namespace");
+    let listener = receiver
+        .run(|| TcpListener::bind((*address, 0)).expect("bind"))
+        .expect("namespace");
     let to = listener.local_addr().expect("bound");
     // BBR paces below what the path can do; cubic is in every kernel.
     let mut stream = sender
         .run(|| {
-            let socket = socket2::Socket::new(socket2::Domain::for_address(to), socket2::Type::STREAM, None).expect("socket");
+            let socket = socket2::Socket::new(
+                socket2::Domain::for_address(to),
+                socket2::Type::STREAM,
+                None,
+            )
+            .expect("socket");
             if let Err(error) = socket.set_tcp_congestion(b"cubic") {
                 println!("cubic is not to be had: {error}");
             }
@@ -194,12 +242,18 @@ fn throughput(pair: &Pair) -> f64 {
 /// Median seconds of a UDP datagram of 64 bytes there and back.
 fn round_trip(pair: &Pair) -> f64 {
     let [(client, from), (server, to)] = &pair.ends;
-    let echo = server.run(|| UdpSocket::bind((*to, 0)).expect("bind")).expect("namespace");
-    let socket = client.run(|| UdpSocket::bind((*from, 0)).expect("bind")).expect("namespace");
+    let echo = server
+        .run(|| UdpSocket::bind((*to, 0)).expect("bind"))
+        .expect("namespace");
+    let socket = client
+        .run(|| UdpSocket::bind((*from, 0)).expect("bind"))
+        .expect("namespace");
     let timeout = Some(Duration::from_secs(1));
     echo.set_read_timeout(timeout).expect("time-out");
     socket.set_read_timeout(timeout).expect("time-out");
-    socket.connect(echo.local_addr().expect("bound")).expect("connect");
+    socket
+        .connect(echo.local_addr().expect("bound"))
+        .expect("connect");
     let echoing = std::thread::spawn(move || {
         let mut buffer = [0; 128];
         while let Ok((n, source)) = echo.recv_from(&mut buffer) {

@@ -216,7 +216,9 @@ impl FromStr for UdpUrl {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        let address = s.strip_prefix("udp://").ok_or_else(|| format!("{s:?} is not of the form udp://ADDR:PORT, such as udp://127.0.0.1:7700"))?;
+        let address = s.strip_prefix("udp://").ok_or_else(|| {
+            format!("{s:?} is not of the form udp://ADDR:PORT, such as udp://127.0.0.1:7700")
+        })?;
         address.parse().map(UdpUrl).map_err(|_| {
             format!("{address:?} is not an address and port; write the address in numbers, such as 127.0.0.1:7700 or [::1]:7700")
         })
@@ -242,8 +244,14 @@ impl FromStr for InterfaceAddress {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        let bad = |what: &str| format!("{s:?} {what}; write address and prefix length, such as 10.77.0.1/24 or fd77::1/64");
-        let (ip, prefix) = s.split_once('/').ok_or_else(|| bad("has no prefix length"))?;
+        let bad = |what: &str| {
+            format!(
+                "{s:?} {what}; write address and prefix length, such as 10.77.0.1/24 or fd77::1/64"
+            )
+        };
+        let (ip, prefix) = s
+            .split_once('/')
+            .ok_or_else(|| bad("has no prefix length"))?;
         let ip: IpAddr = ip.parse().map_err(|_| bad("is not an IP address"))?;
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         match prefix.parse() {
@@ -260,7 +268,10 @@ impl std::fmt::Display for InterfaceAddress {
 }
 
 fn hex(s: &str) -> Option<u64> {
-    let digits = s.strip_prefix("0x").or_else(|| s.strip_prefix("0X")).unwrap_or(s);
+    let digits = s
+        .strip_prefix("0x")
+        .or_else(|| s.strip_prefix("0X"))
+        .unwrap_or(s);
     let digits = digits.replace(':', "");
     (!digits.starts_with(['+', '-'])).then(|| u64::from_str_radix(&digits, 16).ok())?
 }
@@ -268,7 +279,9 @@ fn hex(s: &str) -> Option<u64> {
 /// A GUID as sysfs or ibstat print it: `0x0002c90300a00091`, `0002:c903:00a0:0091`.
 pub fn parse_guid(s: &str) -> Result<Guid, String> {
     match hex(s) {
-        Some(0) | None => Err(format!("{s:?} is not a GUID: up to 16 hexadecimal digits, not all zero")),
+        Some(0) | None => Err(format!(
+            "{s:?} is not a GUID: up to 16 hexadecimal digits, not all zero"
+        )),
         Some(guid) => Ok(Guid(guid)),
     }
 }
@@ -277,16 +290,24 @@ pub fn parse_guid(s: &str) -> Result<Guid, String> {
 pub fn parse_pkey(s: &str) -> Result<PKey, String> {
     match hex(s).and_then(|n| u16::try_from(n).ok()) {
         Some(key) if key & 0x7fff != 0 => Ok(PKey(key)),
-        _ => Err(format!("{s:?} is not a P_Key: hexadecimal 0x0001 to 0xffff, but not 0x8000")),
+        _ => Err(format!(
+            "{s:?} is not a P_Key: hexadecimal 0x0001 to 0xffff, but not 0x8000"
+        )),
     }
 }
 
 /// A queue pair number, decimal or 0x-hexadecimal.
 pub fn parse_qpn(s: &str) -> Result<Qpn, String> {
-    let number = if s.starts_with("0x") { hex(s) } else { s.parse().ok() };
+    let number = if s.starts_with("0x") {
+        hex(s)
+    } else {
+        s.parse().ok()
+    };
     match number {
         Some(n @ 2..=0xff_fffe) => Ok(Qpn::new(n as u32)),
-        _ => Err(format!("{s:?} is not a queue pair number from 2 to 0xfffffe")),
+        _ => Err(format!(
+            "{s:?} is not a queue pair number from 2 to 0xfffffe"
+        )),
     }
 }
 
@@ -302,14 +323,25 @@ mod tests {
 
     #[test]
     fn identifiers() {
-        assert_eq!(parse_guid("0002:c903:00a0:0091"), Ok(Guid(0x2_c903_00a0_0091)));
-        assert!(parse_guid("0").is_err() && parse_guid("xyz").is_err() && parse_guid("+1").is_err());
+        assert_eq!(
+            parse_guid("0002:c903:00a0:0091"),
+            Ok(Guid(0x2_c903_00a0_0091))
+        );
+        assert!(
+            parse_guid("0").is_err() && parse_guid("xyz").is_err() && parse_guid("+1").is_err()
+        );
         assert_eq!(parse_pkey("0x8001"), Ok(PKey(0x8001)));
         assert!(parse_pkey("0x8000").is_err() && parse_pkey("10000").is_err());
         assert_eq!(parse_qpn("0x48"), Ok(Qpn(0x48)));
         assert_eq!(parse_qpn("72"), Ok(Qpn(72)));
         assert!(parse_qpn("1").is_err() && parse_qpn("0xffffff").is_err());
-        assert!("127.0.0.1:1".parse::<UdpUrl>().is_err() && "udp://localhost:1".parse::<UdpUrl>().is_err());
-        assert_eq!("udp://[::1]:7".parse::<UdpUrl>().map(|u| u.to_string()), Ok("udp://[::1]:7".into()));
+        assert!(
+            "127.0.0.1:1".parse::<UdpUrl>().is_err()
+                && "udp://localhost:1".parse::<UdpUrl>().is_err()
+        );
+        assert_eq!(
+            "udp://[::1]:7".parse::<UdpUrl>().map(|u| u.to_string()),
+            Ok("udp://[::1]:7".into())
+        );
     }
 }

@@ -142,13 +142,36 @@ fn q_key() -> u32 {
 
 impl PartitionTable {
     fn partition(&self) -> anyhow::Result<Partition> {
-        let mtu = MtuCode::from_bytes(self.mtu).with_context(|| format!("mtu = {}: it must be 256, 512, 1024, 2048 or 4096", self.mtu))?;
-        let rate = (2..=24).map(RateCode).find(|code| code.mbps() == Some((self.rate * 1000.0).round() as u32));
-        let rate = rate.with_context(|| format!("rate = {}: not a rate of InfiniBand in Gbit/s, such as 10, 40, 56 or 100", self.rate))?;
+        let mtu = MtuCode::from_bytes(self.mtu).with_context(|| {
+            format!(
+                "mtu = {}: it must be 256, 512, 1024, 2048 or 4096",
+                self.mtu
+            )
+        })?;
+        let rate = (2..=24)
+            .map(RateCode)
+            .find(|code| code.mbps() == Some((self.rate * 1000.0).round() as u32));
+        let rate = rate.with_context(|| {
+            format!(
+                "rate = {}: not a rate of InfiniBand in Gbit/s, such as 10, 40, 56 or 100",
+                self.rate
+            )
+        })?;
         if self.sl > 15 || self.scope > 15 {
-            bail!("sl = {} and scope = {} must be from 0 to 15", self.sl, self.scope);
+            bail!(
+                "sl = {} and scope = {} must be from 0 to 15",
+                self.sl,
+                self.scope
+            );
         }
-        let params = GroupParams { mtu, rate, sl: ServiceLevel(self.sl), q_key: QKey(self.q_key), scope: self.scope, ..GroupParams::default() };
+        let params = GroupParams {
+            mtu,
+            rate,
+            sl: ServiceLevel(self.sl),
+            q_key: QKey(self.q_key),
+            scope: self.scope,
+            ..GroupParams::default()
+        };
         let mut members = Vec::new();
         for (guid, membership) in &self.members {
             let guid = parse_guid(guid).map_err(anyhow::Error::msg)?;
@@ -157,10 +180,14 @@ impl PartitionTable {
                 None => bail!("member {guid}: full or limited, or leave it out"),
             }
         }
-        let mut partition = Partition::of(&self.name, self.pkey, members, self.ipoib.then_some(params));
+        let mut partition =
+            Partition::of(&self.name, self.pkey, members, self.ipoib.then_some(params));
         // Without a list a partition is everybody's.
         let everybody = self.members.is_empty().then_some(MembershipName::Full);
-        partition.default_membership = self.default.or(everybody).and_then(MembershipName::membership);
+        partition.default_membership = self
+            .default
+            .or(everybody)
+            .and_then(MembershipName::membership);
         Ok(partition)
     }
 }
@@ -172,7 +199,10 @@ impl FabricFile {
     /// A value that InfiniBand does not have.
     pub fn sm_config(&self) -> anyhow::Result<SmConfig> {
         if self.sm_priority > 15 {
-            bail!("sm_priority = {}: it must be from 0 to 15", self.sm_priority);
+            bail!(
+                "sm_priority = {}: it must be from 0 to 15",
+                self.sm_priority
+            );
         }
         if self.ports == 0 || self.ports > 254 {
             bail!("ports = {}: a switch has 1 to 254", self.ports);
@@ -180,13 +210,27 @@ impl FabricFile {
         if self.sweep_interval == 0 {
             bail!("sweep_interval = 0: it must be at least 1 second");
         }
-        let mut config = SmConfig { sm_priority: self.sm_priority, sweep_interval: Duration::from_secs(self.sweep_interval), ..SmConfig::default() };
+        let mut config = SmConfig {
+            sm_priority: self.sm_priority,
+            sweep_interval: Duration::from_secs(self.sweep_interval),
+            ..SmConfig::default()
+        };
         if !self.partition.is_empty() {
             config.partitions = Vec::new();
             for (index, table) in self.partition.iter().enumerate() {
-                let partition = table.partition().with_context(|| format!("partition {} ({})", index + 1, table.pkey))?;
-                if config.partitions.iter().any(|other| other.pkey.base() == partition.pkey.base()) {
-                    bail!("partition {} ({}): there is another one with this P_Key", index + 1, table.pkey);
+                let partition = table
+                    .partition()
+                    .with_context(|| format!("partition {} ({})", index + 1, table.pkey))?;
+                if config
+                    .partitions
+                    .iter()
+                    .any(|other| other.pkey.base() == partition.pkey.base())
+                {
+                    bail!(
+                        "partition {} ({}): there is another one with this P_Key",
+                        index + 1,
+                        table.pkey
+                    );
                 }
                 config.partitions.push(partition);
             }
@@ -200,15 +244,21 @@ impl FabricFile {
 /// # Errors
 /// Not there, not readable, not TOML, an unknown key, a value of the wrong kind.
 pub fn read<T: de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
     toml::from_str(&text).map_err(|error| {
-        let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        let line = error
+            .span()
+            .map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         let place = line.map_or(String::new(), |line| format!(", line {line}"));
         anyhow::anyhow!("{}{place}: {}", path.display(), error.message())
     })
 }
 
-fn parsed<'de, D: Deserializer<'de>, T>(from: D, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, D::Error> {
+fn parsed<'de, D: Deserializer<'de>, T>(
+    from: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
     parse(&String::deserialize(from)?).map_err(de::Error::custom)
 }
 
@@ -216,12 +266,18 @@ fn by_from_str<T: FromStr<Err: ToString>>(s: &str) -> Result<T, String> {
     s.parse().map_err(|error: T::Err| error.to_string())
 }
 
-fn optional<'de, D: Deserializer<'de>, T: FromStr<Err: ToString>>(from: D) -> Result<Option<T>, D::Error> {
+fn optional<'de, D: Deserializer<'de>, T: FromStr<Err: ToString>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     parsed(from, by_from_str).map(Some)
 }
 
 fn list<'de, D: Deserializer<'de>, T: FromStr<Err: ToString>>(from: D) -> Result<Vec<T>, D::Error> {
-    Vec::<String>::deserialize(from)?.iter().map(|s| by_from_str(s)).collect::<Result<_, _>>().map_err(de::Error::custom)
+    Vec::<String>::deserialize(from)?
+        .iter()
+        .map(|s| by_from_str(s))
+        .collect::<Result<_, _>>()
+        .map_err(de::Error::custom)
 }
 
 fn optional_guid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Guid>, D::Error> {
@@ -262,7 +318,10 @@ mod tests {
         let sm = file.sm_config().expect("valid");
         assert_eq!(sm.partitions.len(), 2);
         assert_eq!(sm.partitions[0].key_of(Guid(7)), Some(PKey(0xffff)));
-        assert_eq!(sm.partitions[0].ipoib.map(|p| (p.mtu, p.rate)), Some((MtuCode::MTU_4096, RateCode(16))));
+        assert_eq!(
+            sm.partitions[0].ipoib.map(|p| (p.mtu, p.rate)),
+            Some((MtuCode::MTU_4096, RateCode(16)))
+        );
         assert_eq!(sm.partitions[1].key_of(Guid(7)), None);
         assert_eq!(sm.partitions[1].key_of(Guid(0x100005)), Some(PKey(0x0001)));
         assert_eq!(sm.partitions[1].ipoib.map(|p| p.q_key), Some(QKey(0xabcd)));
@@ -271,7 +330,9 @@ mod tests {
     #[test]
     fn the_example_is_valid() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fabric.example.toml");
-        let sm = read::<FabricFile>(&path).and_then(|file| file.sm_config()).expect("valid");
+        let sm = read::<FabricFile>(&path)
+            .and_then(|file| file.sm_config())
+            .expect("valid");
         assert_eq!(sm.partitions.len(), 2);
     }
 
@@ -285,15 +346,25 @@ mod tests {
         ] {
             let (_dir, path) = file(text);
             let error = read::<UpFile>(&path).expect_err("invalid").to_string();
-            assert!(error.contains(&format!("test.toml, line {line}: ")) && error.contains(says), "{error}");
+            assert!(
+                error.contains(&format!("test.toml, line {line}: ")) && error.contains(says),
+                "{error}"
+            );
         }
-        let error = read::<UpFile>(Path::new("/nowhere/at/all")).expect_err("absent").to_string();
+        let error = read::<UpFile>(Path::new("/nowhere/at/all"))
+            .expect_err("absent")
+            .to_string();
         assert!(error.contains("/nowhere/at/all"), "{error}");
     }
 
     #[test]
     fn values_that_infiniband_does_not_have() {
-        for text in ["mtu = 1500", "rate = 11.5", "sl = 16", "members = { \"x\" = \"full\" }"] {
+        for text in [
+            "mtu = 1500",
+            "rate = 11.5",
+            "sl = 16",
+            "members = { \"x\" = \"full\" }",
+        ] {
             let (_dir, path) = file(&format!("[[partition]]\npkey = \"0x8001\"\n{text}\n"));
             let file: FabricFile = read(&path).expect("TOML");
             assert!(file.sm_config().is_err(), "{text}");

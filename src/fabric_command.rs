@@ -29,25 +29,60 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         None => FabricFile::default(),
     };
     let Some(UdpUrl(address)) = args.listen.or(file.listen) else {
-        bail!("say where hosts connect to: --listen udp://127.0.0.1:7700 (or `listen` in the configuration)");
+        bail!(
+            "say where hosts connect to: --listen udp://127.0.0.1:7700 (or `listen` in the configuration)"
+        );
     };
-    let allow = if args.allow.is_empty() { file.allow.clone() } else { args.allow };
+    let allow = if args.allow.is_empty() {
+        file.allow.clone()
+    } else {
+        args.allow
+    };
     if !address.ip().is_loopback() && allow.is_empty() {
-        bail!("--listen {address} is not a loopback address: say which hosts may connect, with --allow CIDR");
+        bail!(
+            "--listen {address} is not a loopback address: say which hosts may connect, with --allow CIDR"
+        );
     }
-    let mut sm = file.sm_config().with_context(|| args.config.as_ref().map_or(String::new(), |path| path.display().to_string()))?;
+    let mut sm = file.sm_config().with_context(|| {
+        args.config
+            .as_ref()
+            .map_or(String::new(), |path| path.display().to_string())
+    })?;
     let mut lids = LidFile::read(file.lid_file.as_deref())?;
     sm.lid_map.clone_from(&lids.saved);
     let signals = Signals::install()?;
-    let guid = file.guid.unwrap_or(Guid(0x0200_0000_0000_0000 | u64::from(address.port())));
+    // The same at each start of a fabric with a port of its own, another one where the system chooses the port.
+    let number = match address.port() {
+        0 => crate::node::random() & 0xff_ffff_ffff,
+        port => u64::from(port),
+    };
+    let guid = file.guid.unwrap_or(Guid(0x0200_0000_0000_0000 | number));
     let subnet = Subnet::start(guid, file.ports, sm)?;
-    let listener = subnet.listen(ListenConfig { allow, ..ListenConfig::new(address) }).with_context(|| format!("cannot listen on {address}"))?;
+    let listener = subnet
+        .listen(ListenConfig {
+            allow,
+            ..ListenConfig::new(address)
+        })
+        .with_context(|| format!("cannot listen on {address}"))?;
     let local = listener.local_addr();
-    let socket = args.control.map_or_else(|| control::socket_path(&format!("{FABRIC_PREFIX}{}", local.port())), Ok)?;
+    let socket = args.control.map_or_else(
+        || control::socket_path(&format!("{FABRIC_PREFIX}{}", local.port())),
+        Ok,
+    )?;
     let subnet = Arc::new(subnet);
     let listener = Arc::new(listener);
-    let server = control::Server::start(&socket, Arc::new(Asked { subnet: subnet.clone(), listener: listener.clone() }))?;
-    println!("fabric: a switch with {} ports and a subnet manager; hosts connect to {}", file.ports, UdpUrl(local));
+    let server = control::Server::start(
+        &socket,
+        Arc::new(Asked {
+            subnet: subnet.clone(),
+            listener: listener.clone(),
+        }),
+    )?;
+    println!(
+        "fabric: a switch with {} ports and a subnet manager; hosts connect to {}",
+        file.ports,
+        UdpUrl(local)
+    );
     // Without a service manager there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     let save = tick(SAVE_LIDS);
@@ -75,27 +110,50 @@ struct LidFile<'a> {
 
 impl<'a> LidFile<'a> {
     fn read(path: Option<&'a Path>) -> anyhow::Result<LidFile<'a>> {
-        let Some(file) = path else { return Ok(LidFile { path, saved: Vec::new() }) };
+        let Some(file) = path else {
+            return Ok(LidFile {
+                path,
+                saved: Vec::new(),
+            });
+        };
         let text = match std::fs::read_to_string(file) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            other => other.with_context(|| format!("cannot read the LIDs in {}", file.display()))?,
+            other => {
+                other.with_context(|| format!("cannot read the LIDs in {}", file.display()))?
+            }
         };
         let saved = text.lines().enumerate().map(|(number, line)| {
-            let fields = line.split_once(' ').and_then(|(guid, lid)| Some((parse_guid(guid).ok()?, Lid(lid.parse().ok()?))));
+            let fields = line
+                .split_once(' ')
+                .and_then(|(guid, lid)| Some((parse_guid(guid).ok()?, Lid(lid.parse().ok()?))));
             let fields = fields.filter(|(_, lid)| lid.is_unicast());
-            fields.with_context(|| format!("{}, line {}: not a GUID and a LID: {line:?}", file.display(), number + 1))
+            fields.with_context(|| {
+                format!(
+                    "{}, line {}: not a GUID and a LID: {line:?}",
+                    file.display(),
+                    number + 1
+                )
+            })
         });
-        Ok(LidFile { path, saved: saved.collect::<anyhow::Result<_>>()? })
+        Ok(LidFile {
+            path,
+            saved: saved.collect::<anyhow::Result<_>>()?,
+        })
     }
 
     /// A failure is logged; the next change tries again.
     fn save(&mut self, subnet: &Subnet) {
         let Some(path) = self.path else { return };
-        let Some(lids) = subnet.manager().call(|manager, _| manager.sm.lid_map()) else { return };
+        let Some(lids) = subnet.manager().call(|manager, _| manager.sm.lid_map()) else {
+            return;
+        };
         if lids == self.saved {
             return;
         }
-        let text: String = lids.iter().map(|(guid, lid)| format!("{guid} {}\n", lid.0)).collect();
+        let text: String = lids
+            .iter()
+            .map(|(guid, lid)| format!("{guid} {}\n", lid.0))
+            .collect();
         let new = path.with_extension("new");
         match std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, path)) {
             Ok(()) => self.saved = lids,
@@ -114,22 +172,46 @@ impl Handler for Asked {
     fn show(&self, what: ShowWhat) -> Result<Value, String> {
         match what {
             ShowWhat::Fabric => {
-                let answer = self.subnet.manager().call(|manager, _| show::fabric_value(&manager.sm));
+                let answer = self
+                    .subnet
+                    .manager()
+                    .call(|manager, _| show::fabric_value(&manager.sm));
                 answer.ok_or_else(|| "the fabric is about to end".into())
             }
             ShowWhat::Stats => {
                 let switch = self.subnet.switch();
                 let mut list: Vec<(String, u64)> = Vec::new();
-                list.extend(switch.drops().iter().map(|(name, value)| (format!("switch_drop_{name}"), value)));
+                list.extend(
+                    switch
+                        .drops()
+                        .iter()
+                        .map(|(name, value)| (format!("switch_drop_{name}"), value)),
+                );
                 for number in 0..=switch.ports() {
-                    let counters = switch.counters(number).into_iter().flat_map(|c| c.iter().collect::<Vec<_>>());
+                    let counters = switch
+                        .counters(number)
+                        .into_iter()
+                        .flat_map(|c| c.iter().collect::<Vec<_>>());
                     // A switch has many ports, most of them unused.
                     let counters = counters.filter(|(_, value)| *value > 0);
-                    list.extend(counters.map(|(name, value)| (format!("port_{number}_{name}"), value)));
+                    list.extend(
+                        counters.map(|(name, value)| (format!("port_{number}_{name}"), value)),
+                    );
                 }
-                list.extend(self.listener.counters().values().into_iter().map(|(name, value)| (format!("listen_{name}"), value)));
+                list.extend(
+                    self.listener
+                        .counters()
+                        .values()
+                        .into_iter()
+                        .map(|(name, value)| (format!("listen_{name}"), value)),
+                );
                 for (source, counters) in self.listener.links() {
-                    list.extend(counters.values().into_iter().map(|(name, value)| (format!("link_{source}_{name}"), value)));
+                    list.extend(
+                        counters
+                            .values()
+                            .into_iter()
+                            .map(|(name, value)| (format!("link_{source}_{name}"), value)),
+                    );
                 }
                 Ok(show::counters(list))
             }
@@ -154,11 +236,22 @@ mod tests {
     fn lids_are_read_and_errors_name_the_line() {
         let dir = tempfile::tempdir().expect("temporary directory");
         let path = dir.path().join("lids");
-        assert!(LidFile::read(Some(&path)).expect("absent is empty").saved.is_empty());
+        assert!(
+            LidFile::read(Some(&path))
+                .expect("absent is empty")
+                .saved
+                .is_empty()
+        );
         std::fs::write(&path, "0x0000000000000005 7\n0x00000000000000ff 8\n").expect("write");
-        assert_eq!(LidFile::read(Some(&path)).expect("valid").saved, [(Guid(5), Lid(7)), (Guid(0xff), Lid(8))]);
+        assert_eq!(
+            LidFile::read(Some(&path)).expect("valid").saved,
+            [(Guid(5), Lid(7)), (Guid(0xff), Lid(8))]
+        );
         std::fs::write(&path, "0x0000000000000005 7\n0x06 49152\n").expect("write");
-        let error = LidFile::read(Some(&path)).err().expect("multicast LID").to_string();
+        let error = LidFile::read(Some(&path))
+            .err()
+            .expect("multicast LID")
+            .to_string();
         assert!(error.contains("lids, line 2"), "{error}");
     }
 }

@@ -40,7 +40,11 @@ impl LinuxNode {
     ///
     /// # Errors
     /// No permission, no /dev/net/tun, the name is taken, an address that the kernel refuses.
-    pub fn start(config: NodeConfig, netns: Option<&NetnsRef>, addresses: &[InterfaceAddress]) -> anyhow::Result<LinuxNode> {
+    pub fn start(
+        config: NodeConfig,
+        netns: Option<&NetnsRef>,
+        addresses: &[InterfaceAddress],
+    ) -> anyhow::Result<LinuxNode> {
         let name = config.interface.name.clone();
         let device = tun::open_in(netns, &name)?;
         let link = HostLink::open(netns, &name)?;
@@ -51,9 +55,13 @@ impl LinuxNode {
             tracing::warn!(interface = %name, %error, "no IPv6 link-local address: is IPv6 disabled in this network namespace?");
         }
         for address in addresses {
-            link.add_address(address.ip, address.prefix).with_context(|| format!("address {address}"))?;
+            link.add_address(address.ip, address.prefix)
+                .with_context(|| format!("address {address}"))?;
         }
-        let config = NodeConfig { max_packet: MAX_PACKET, ..config };
+        let config = NodeConfig {
+            max_packet: MAX_PACKET,
+            ..config
+        };
         let port_guid = config.port_guid;
         let node = Node::start(config, Arc::new(device), Box::new(LinuxHost(link)))?;
         let inbox = node.inbox().clone();
@@ -80,7 +88,9 @@ impl LinuxNode {
         )?;
         let monitor = Arc::new(monitor);
         if !monitor.multicast_notified() {
-            tracing::info!("this kernel does not tell of multicast groups: reading them from /proc at each report");
+            tracing::info!(
+                "this kernel does not tell of multicast groups: reading them from /proc at each report"
+            );
             let recheck = Arc::downgrade(&monitor);
             node.plane().on_group_report(Box::new(move || {
                 if let Some(monitor) = recheck.upgrade() {
@@ -88,7 +98,10 @@ impl LinuxNode {
                 }
             }));
         }
-        Ok(LinuxNode { _monitor: monitor, node })
+        Ok(LinuxNode {
+            _monitor: monitor,
+            node,
+        })
     }
 
     /// The host on the subnet.

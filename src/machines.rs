@@ -61,6 +61,9 @@ impl Machine for Interface {
         Interface::is_finished(self)
     }
     fn is_bulk(input: &Input) -> bool {
-        matches!(input, Input::Upcall(Upcall::Miss(_) | Upcall::TooBig(..) | Upcall::Arp(..) | Upcall::Nd(..)))
+        matches!(
+            input,
+            Input::Upcall(Upcall::Miss(_) | Upcall::TooBig(..) | Upcall::Arp(..) | Upcall::Nd(..))
+        )
     }
 }

@@ -16,7 +16,11 @@ fn main() -> ExitCode {
         }
     };
     let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .init();
     let result = match cli.command {
         Command::Demo(args) => ipoib::demo::run(args),
         Command::Fabric(args) => ipoib::fabric_command::run(args),

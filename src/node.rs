@@ -43,7 +43,11 @@ impl Node {
     ///
     /// # Errors
     /// No threads to be had.
-    pub fn start(config: NodeConfig, netdev: Arc<dyn Netdev>, host: Box<dyn Host>) -> anyhow::Result<Node> {
+    pub fn start(
+        config: NodeConfig,
+        netdev: Arc<dyn Netdev>,
+        host: Box<dyn Host>,
+    ) -> anyhow::Result<Node> {
         let seed = random();
         let (control_in, control_out) = queues::<NodeControl<Hca>>();
         let sink = control_in.clone();
@@ -56,7 +60,8 @@ impl Node {
             ..HcaConfig::new(config.port_guid, &config.description)
         };
         let (hca, control) = Hca::new(hca_config, Box::new(move |input| sink.put(input)));
-        let control = spawn("ipoib-hca", control_in, control_out, control).context("cannot start a thread")?;
+        let control = spawn("ipoib-hca", control_in, control_out, control)
+            .context("cannot start a thread")?;
         let (inputs, outputs) = queues::<Interface>();
         let sink = inputs.clone();
         let name = config.interface.name.clone();
@@ -70,7 +75,8 @@ impl Node {
         )?;
         interface.start(Instant::now());
         let plane = interface.plane().clone();
-        let interface = spawn(&format!("ipoib-{name}"), inputs, outputs, interface).context("cannot start a thread")?;
+        let interface = spawn(&format!("ipoib-{name}"), inputs, outputs, interface)
+            .context("cannot start a thread")?;
         let reader = std::thread::Builder::new()
             .name(format!("ipoib-{name}-tx"))
             .spawn({
@@ -80,7 +86,16 @@ impl Node {
             .context("cannot start a thread")?;
         let tap = Arc::new(Tap::default());
         let sink = tap.sink(hca.clone());
-        Ok(Node { hca, tap, sink, interface, plane, netdev, reader: Some(reader), _control: control })
+        Ok(Node {
+            hca,
+            tap,
+            sink,
+            interface,
+            plane,
+            netdev,
+            reader: Some(reader),
+            _control: control,
+        })
     }
 
     /// What a link delivers to.
@@ -124,7 +139,11 @@ impl Drop for Node {
         // Leaves groups while the link is still there.
         self.inbox().call(|interface, now| interface.shutdown(now));
         self.netdev.wake();
-        if self.reader.take().is_some_and(|reader| reader.join().is_err()) {
+        if self
+            .reader
+            .take()
+            .is_some_and(|reader| reader.join().is_err())
+        {
             tracing::error!("the reader of a device panicked");
         }
     }
@@ -150,5 +169,7 @@ fn read(plane: &Plane, mut batch: PacketBatch, inbox: &Inbox<Interface>) {
 /// A number that differs from run to run.
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
 }

@@ -42,7 +42,13 @@ pub struct Inbox<M: Machine> {
 
 impl<M: Machine> Clone for Inbox<M> {
     fn clone(&self) -> Self {
-        Inbox { inputs: self.inputs.clone(), bulk: self.bulk.clone(), calls: self.calls.clone(), stop: self.stop.clone(), ended: self.ended.clone() }
+        Inbox {
+            inputs: self.inputs.clone(),
+            bulk: self.bulk.clone(),
+            calls: self.calls.clone(),
+            stop: self.stop.clone(),
+            ended: self.ended.clone(),
+        }
     }
 }
 
@@ -63,14 +69,33 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
     let (calls, calls_out) = bounded(64);
     let (stop, stop_out) = bounded(1);
     let (at_end, ended) = bounded(0);
-    let outbox = Outbox { inputs: inputs_out, bulk: bulk_out, calls: calls_out, stop: stop_out, _at_end: at_end };
-    (Inbox { inputs, bulk, calls, stop, ended }, outbox)
+    let outbox = Outbox {
+        inputs: inputs_out,
+        bulk: bulk_out,
+        calls: calls_out,
+        stop: stop_out,
+        _at_end: at_end,
+    };
+    (
+        Inbox {
+            inputs,
+            bulk,
+            calls,
+            stop,
+            ended,
+        },
+        outbox,
+    )
 }
 
 impl<M: Machine> Inbox<M> {
     /// Puts an input; false if it was dropped.
     pub fn put(&self, input: M::Input) -> bool {
-        let queue = if M::is_bulk(&input) { &self.bulk } else { &self.inputs };
+        let queue = if M::is_bulk(&input) {
+            &self.bulk
+        } else {
+            &self.inputs
+        };
         match queue.try_send(input) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
@@ -78,7 +103,10 @@ impl<M: Machine> Inbox<M> {
     }
 
     /// Runs `f` on the machine's thread and returns what it returns; `None` if the machine has ended.
-    pub fn call<R: Send + 'static>(&self, f: impl FnOnce(&mut M, Instant) -> R + Send + 'static) -> Option<R> {
+    pub fn call<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut M, Instant) -> R + Send + 'static,
+    ) -> Option<R> {
         let (answer, result) = bounded(1);
         let call = Box::new(move |machine: &mut M, now: Instant| {
             // Whoever asked may have gone.
@@ -139,9 +167,19 @@ impl<M: Machine> Drop for Running<M> {
 ///
 /// # Errors
 /// The system has no thread to give.
-pub fn spawn<M: Machine>(name: &str, inbox: Inbox<M>, outbox: Outbox<M>, machine: M) -> io::Result<Running<M>> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || drive(machine, &outbox))?;
-    Ok(Running { inbox, thread: Some(thread) })
+pub fn spawn<M: Machine>(
+    name: &str,
+    inbox: Inbox<M>,
+    outbox: Outbox<M>,
+    machine: M,
+) -> io::Result<Running<M>> {
+    let thread = std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || drive(machine, &outbox))?;
+    Ok(Running {
+        inbox,
+        thread: Some(thread),
+    })
 }
 
 fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
@@ -155,7 +193,11 @@ fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
                 return;
             }
         }
-        let wait = machine.poll_timeout().map_or(Duration::from_secs(3600), |at| at.saturating_duration_since(Instant::now()));
+        let wait = machine
+            .poll_timeout()
+            .map_or(Duration::from_secs(3600), |at| {
+                at.saturating_duration_since(Instant::now())
+            });
         // Disconnected queues cannot be: `Running` holds their other ends as long as the thread runs.
         select_biased! {
             recv(outbox.stop) -> _ => return,
@@ -203,7 +245,11 @@ mod tests {
         for n in [10, 1, 11, 2] {
             assert!(inbox.put(n));
         }
-        let machine = Counter { seen: vec![], until: Some(Instant::now()), ticks: 0 };
+        let machine = Counter {
+            seen: vec![],
+            until: Some(Instant::now()),
+            ticks: 0,
+        };
         let running = spawn("test", inbox.clone(), outbox, machine).expect("thread");
         // A call goes before inputs, so ask until all are there.
         let mut seen = vec![];
@@ -221,7 +267,17 @@ mod tests {
     #[test]
     fn a_call_ends_with_the_machine() {
         let (inbox, outbox) = queues::<Counter>();
-        let running = spawn("test", inbox.clone(), outbox, Counter { seen: vec![], until: None, ticks: 0 }).expect("thread");
+        let running = spawn(
+            "test",
+            inbox.clone(),
+            outbox,
+            Counter {
+                seen: vec![],
+                until: None,
+                ticks: 0,
+            },
+        )
+        .expect("thread");
         let late = inbox.clone();
         let waiter = running.inbox().call(move |machine, _| {
             let calls = late.calls.clone();

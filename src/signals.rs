@@ -15,12 +15,14 @@ impl Signals {
     pub fn install() -> std::io::Result<Signals> {
         let mut signals = iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let (sender, receiver) = bounded(4);
-        std::thread::Builder::new().name("ipoib-signals".into()).spawn(move || {
-            for signal in signals.forever() {
-                // Whoever waited has enough of them.
-                let _ = sender.try_send(signal);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("ipoib-signals".into())
+            .spawn(move || {
+                for signal in signals.forever() {
+                    // Whoever waited has enough of them.
+                    let _ = sender.try_send(signal);
+                }
+            })?;
         Ok(Signals(receiver))
     }
 

@@ -1,6 +1,6 @@
 //! A host on the subnet with an IP stack of its own (smoltcp): no privileges, no network device.
 //!
-//! The kernel's part for a TUN device is played by two things here: smoltcp, which one thread polls, and [`OnLinkHost`], which knows
+//! The kernel's part for a TUN device is played by two things here: smoltcp, which one thread polls, and `OnLinkHost`, which knows
 //! that all addresses are on-link.
 
 use crate::cli::InterfaceAddress;

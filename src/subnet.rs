@@ -36,26 +36,49 @@ impl Subnet {
     pub fn start(guid: Guid, ports: u8, config: SmConfig) -> anyhow::Result<Subnet> {
         let (control_in, control_out) = queues::<NodeControl<Switch>>();
         let sink = control_in.clone();
-        let switch_config = SwitchConfig { guid, description: "ipoib software switch".into(), ports };
+        let switch_config = SwitchConfig {
+            guid,
+            description: "ipoib software switch".into(),
+            ports,
+        };
         let (switch, control) = Switch::new(switch_config, Box::new(move |input| sink.put(input)));
-        let control = spawn("ipoib-switch", control_in, control_out, control).context("cannot start a thread")?;
+        let control = spawn("ipoib-switch", control_in, control_out, control)
+            .context("cannot start a thread")?;
         let (mads, mads_out) = queues::<Manager>();
         let sink = mads.clone();
         let port = SmPort::bind(&*switch, Box::new(move |mad| sink.put(mad)))?;
-        let mut manager = Manager { sm: SubnetManager::new(config, crate::node::random()), port };
+        let mut manager = Manager {
+            sm: SubnetManager::new(config, crate::node::random()),
+            port,
+        };
         manager.port.turn(Instant::now(), &mut manager.sm, []);
         let sm = spawn("ipoib-sm", mads, mads_out, manager).context("cannot start a thread")?;
         let tap = Arc::new(Tap::default());
-        let sinks = (1..=ports).map(|number| tap.sink(switch.port(number))).collect();
-        Ok(Subnet { switch, tap, sinks: Arc::new(sinks), sm, _control: control })
+        let sinks = (1..=ports)
+            .map(|number| tap.sink(switch.port(number)))
+            .collect();
+        Ok(Subnet {
+            switch,
+            tap,
+            sinks: Arc::new(sinks),
+            sm,
+            _control: control,
+        })
     }
 
     /// Connects a host of this process to a free port.
     ///
     /// # Errors
     /// All ports are taken.
-    pub fn connect(&self, sink: Arc<dyn LinkSink>, attach: impl FnOnce(Arc<dyn Link>)) -> anyhow::Result<LocalCable> {
-        let number = self.switch.free_port().context("all ports of the switch are taken")?;
+    pub fn connect(
+        &self,
+        sink: Arc<dyn LinkSink>,
+        attach: impl FnOnce(Arc<dyn Link>),
+    ) -> anyhow::Result<LocalCable> {
+        let number = self
+            .switch
+            .free_port()
+            .context("all ports of the switch are taken")?;
         let own = self.sinks[usize::from(number) - 1].clone();
         let to_switch = |link: Arc<dyn Link>| self.switch.attach_link(number, self.tap.link(link));
         Ok(local::connect((own, to_switch), (sink, attach)))
@@ -68,7 +91,12 @@ impl Subnet {
     pub fn listen(&self, config: ListenConfig) -> std::io::Result<UdpListener> {
         let taken: Arc<Mutex<HashMap<SocketAddr, u8>>> = Arc::default();
         let accept = {
-            let (switch, tap, sinks, taken) = (self.switch.clone(), self.tap.clone(), self.sinks.clone(), taken.clone());
+            let (switch, tap, sinks, taken) = (
+                self.switch.clone(),
+                self.tap.clone(),
+                self.sinks.clone(),
+                taken.clone(),
+            );
             move |source: SocketAddr, link: Arc<dyn Link>| {
                 let Some(number) = switch.free_port() else {
                     tracing::warn!(%source, "no free port at the switch for another host");

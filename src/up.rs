@@ -10,8 +10,8 @@ use crate::show;
 use crate::signals::Signals;
 use anyhow::{Context, bail};
 use crossbeam_channel::{bounded, never, select, tick};
-use datapath::{Interface, InterfaceConfig};
 use datapath::host::NetnsRef;
+use datapath::{Interface, InterfaceConfig};
 use fabric::hca::Hca;
 use fabric::link::capture::Tap;
 use fabric::link::udp::{UdpCounters, UdpLink};
@@ -37,17 +37,33 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
         None => UpFile::default(),
     };
     let Some(fabric) = args.fabric.or(file.fabric) else {
-        bail!("say which fabric to connect to: --fabric udp://ADDR:PORT (or `fabric` in the configuration); `ipoib fabric` starts one");
+        bail!(
+            "say which fabric to connect to: --fabric udp://ADDR:PORT (or `fabric` in the configuration); `ipoib fabric` starts one"
+        );
     };
     let netns = args.netns.or(file.netns);
-    let addresses: Vec<InterfaceAddress> = if args.address.is_empty() { file.address } else { args.address };
-    let guid = args.guid.or(file.guid).unwrap_or_else(|| made_up_guid(&args.name, netns.as_deref()));
+    let addresses: Vec<InterfaceAddress> = if args.address.is_empty() {
+        file.address
+    } else {
+        args.address
+    };
+    let guid = args
+        .guid
+        .or(file.guid)
+        .unwrap_or_else(|| made_up_guid(&args.name, netns.as_deref()));
     let mtu = args.mtu.or(file.mtu);
     if mtu.is_some_and(|mtu| !(72..=65520).contains(&mtu)) {
-        bail!("mtu = {}: it must be from 72 to 65520", mtu.unwrap_or_default());
+        bail!(
+            "mtu = {}: it must be from 72 to 65520",
+            mtu.unwrap_or_default()
+        );
     }
     let instance = match &netns {
-        Some(netns) => format!("{}@{}", args.name, netns.rsplit('/').next().unwrap_or(netns)),
+        Some(netns) => format!(
+            "{}@{}",
+            args.name,
+            netns.rsplit('/').next().unwrap_or(netns)
+        ),
         None => args.name.clone(),
     };
     let netns: Option<NetnsRef> = match netns {
@@ -70,10 +86,18 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
     let host = LinuxNode::start(config, netns.as_ref(), &addresses)?;
     let node = host.node();
     let UdpUrl(address) = fabric;
-    let link = UdpLink::connect(address, node.sink()).with_context(|| format!("cannot connect to {fabric}"))?;
+    let link = UdpLink::connect(address, node.sink())
+        .with_context(|| format!("cannot connect to {fabric}"))?;
     node.attach(link.clone());
-    let socket = args.control.map_or_else(|| control::socket_path(&instance), Ok)?;
-    let handler = Asked { inbox: node.inbox().clone(), hca: node.hca().clone(), tap: node.tap().clone(), link: link.counters() };
+    let socket = args
+        .control
+        .map_or_else(|| control::socket_path(&instance), Ok)?;
+    let handler = Asked {
+        inbox: node.inbox().clone(),
+        hca: node.hca().clone(),
+        tap: node.tap().clone(),
+        link: link.counters(),
+    };
     let server = control::Server::start(&socket, Arc::new(handler))?;
     println!("{instance}: GUID {guid}, fabric {fabric}");
 
@@ -114,8 +138,13 @@ struct Asked {
 }
 
 impl Asked {
-    fn ask<R: Send + 'static>(&self, f: impl FnOnce(&mut Interface, Instant) -> R + Send + 'static) -> Result<R, String> {
-        self.inbox.call(f).ok_or_else(|| "the interface is about to end".into())
+    fn ask<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Interface, Instant) -> R + Send + 'static,
+    ) -> Result<R, String> {
+        self.inbox
+            .call(f)
+            .ok_or_else(|| "the interface is about to end".into())
     }
 }
 
@@ -123,17 +152,38 @@ impl Handler for Asked {
     fn show(&self, what: ShowWhat) -> Result<Value, String> {
         match what {
             ShowWhat::Link => Ok(json!(self.ask(|interface, _| interface.link_status())?)),
-            ShowWhat::Neigh => Ok(json!(self.ask(|interface, now| interface.neighbour_status(now))?)),
-            ShowWhat::Path => Ok(json!(self.ask(|interface, now| interface.path_status(now))?)),
+            ShowWhat::Neigh => Ok(json!(
+                self.ask(|interface, now| interface.neighbour_status(now))?
+            )),
+            ShowWhat::Path => Ok(json!(
+                self.ask(|interface, now| interface.path_status(now))?
+            )),
             ShowWhat::Mcast => Ok(json!(self.ask(|interface, _| interface.group_status())?)),
             ShowWhat::Stats => {
                 let mut list = self.ask(|interface, _| interface.stats())?;
-                list.extend(self.hca.counters().iter().map(|(name, value)| (format!("port_{name}"), value)));
-                list.extend(self.hca.drops().iter().map(|(name, value)| (format!("port_drop_{name}"), value)));
-                list.extend(self.link.values().into_iter().map(|(name, value)| (format!("link_{name}"), value)));
+                list.extend(
+                    self.hca
+                        .counters()
+                        .iter()
+                        .map(|(name, value)| (format!("port_{name}"), value)),
+                );
+                list.extend(
+                    self.hca
+                        .drops()
+                        .iter()
+                        .map(|(name, value)| (format!("port_drop_{name}"), value)),
+                );
+                list.extend(
+                    self.link
+                        .values()
+                        .into_iter()
+                        .map(|(name, value)| (format!("link_{name}"), value)),
+                );
                 Ok(show::counters(list))
             }
-            ShowWhat::Fabric => Err("this is an interface; ask a fabric (`ipoib show` lists what runs)".into()),
+            ShowWhat::Fabric => {
+                Err("this is an interface; ask a fabric (`ipoib show` lists what runs)".into())
+            }
         }
     }
 
@@ -161,12 +211,17 @@ impl Handler for Asked {
 fn made_up_guid(name: &str, netns: Option<&str>) -> Guid {
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_else(|_| hostname());
     let text = format!("{machine}\0{}\0{name}", netns.unwrap_or_default());
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
     Guid(hash & !(0xff << 56) | 0x02 << 56)
 }
 
 fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 #[cfg(test)]
@@ -175,7 +230,11 @@ mod tests {
 
     #[test]
     fn made_up_guids_differ_by_name_and_namespace_and_stay() {
-        let all = [made_up_guid("ib0", None), made_up_guid("ib1", None), made_up_guid("ib0", Some("h1"))];
+        let all = [
+            made_up_guid("ib0", None),
+            made_up_guid("ib1", None),
+            made_up_guid("ib0", Some("h1")),
+        ];
         assert_eq!(all[0], made_up_guid("ib0", None));
         assert!(all[0] != all[1] && all[0] != all[2] && all[1] != all[2]);
         assert!(all.iter().all(|guid| guid.0 >> 56 == 2));

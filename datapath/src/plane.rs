@@ -9,8 +9,8 @@ use arc_swap::ArcSwap;
 use arp::Source;
 use arrayvec::ArrayVec;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use verbs::{ReceiveHandler, UdReceive, UdSend};
 use wire::ipoib::nd::is_neighbor_discovery;
 use wire::ipoib::{ENCAP_LEN, EncapHeader, EtherType};
@@ -228,7 +228,9 @@ fn is_group_report(packet: &[u8]) -> bool {
     const ICMPV6: u8 = 58;
     match packet {
         [0x45..=0x4f, ..] => packet.get(9) == Some(&IGMP),
-        [0x60..=0x6f, ..] if packet.get(6) == Some(&HOP_BY_HOP) && packet.get(40) == Some(&ICMPV6) => {
+        [0x60..=0x6f, ..]
+            if packet.get(6) == Some(&HOP_BY_HOP) && packet.get(40) == Some(&ICMPV6) =>
+        {
             // The header with the router alert option has 8 bytes.
             matches!(packet.get(48), Some(131 | 132 | 143))
         }

@@ -5,15 +5,14 @@
 mod model;
 
 use fabric::sm::{Counter, GroupParams, Membership, Partition, SmConfig};
+use mad::{SaClient, SaClientConfig, SaEvent, SaRequest, SaResponse, SmAddress};
 use model::{MS, Model, two_switches, up};
-use std::collections::VecDeque;
 use std::time::Duration;
-use verbs::MadSend;
+use verbs::MadReceived;
 use wire::mad::attr::*;
-use wire::mad::rmpp::Reassembly;
 use wire::mad::sa::ComponentMask;
 use wire::mad::{AttrId, MadStatus, Method, SaMad};
-use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode};
+use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
 
 /// The subnet that OpenSM was asked in: port GUIDs 0x100001, 3, 5, 7; partition 0x8001 of the first three.
 fn opensm_subnet() -> Model {
@@ -177,30 +176,47 @@ fn class_port_info_names_what_is_there() {
     }
 }
 
-/// Gives all segments to a receiver and its ACKs back, with losses both ways.
-fn receive(m: &mut Model, node: usize, mut request: SaMad, loss: u64) -> Reassembly {
-    let mut table = Reassembly::new(1 << 20);
-    request.header.tid = 0x7001;
+/// A table as a client gets it, with losses both ways.
+fn receive(m: &mut Model, node: usize, request: SaRequest, loss: u64) -> SaResponse {
+    let mut client = SaClient::new(SaClientConfig::default(), 0x70, 1);
+    let sm = SmAddress {
+        lid: m.lid(m.own),
+        sl: ServiceLevel(0),
+        p_key: PKey::DEFAULT_FULL,
+    };
+    client.set_sm(m.now, Some(sm));
     m.sa_out.clear();
-    m.tell(node, request);
+    client.request(m.now, request);
     for _ in 0..10_000 {
-        let arrived: VecDeque<MadSend> = std::mem::take(&mut m.sa_out).into();
-        if arrived.is_empty() {
-            m.run(Duration::from_millis(1100));
-        }
-        for mad in arrived {
-            let mad = SaMad::parse(&mad.mad[..]).unwrap();
-            if m.random() % 1000 < loss {
-                continue;
-            }
-            let received = table.push(&mad).unwrap();
-            if let Some(ack) = received.ack.filter(|_| m.random() % 1000 >= loss) {
-                m.tell(node, ack);
-            }
-            if received.complete {
-                return table;
+        while let Some(send) = client.poll_transmit() {
+            if m.random() % 1000 >= loss {
+                m.tell(node, SaMad::parse(&send.mad[..]).unwrap());
             }
         }
+        for send in std::mem::take(&mut m.sa_out) {
+            if m.random() % 1000 >= loss {
+                let received = MadReceived {
+                    slid: sm.lid,
+                    dlid: send.dlid,
+                    src_qp: Qpn::GSI,
+                    dest_qp: send.remote_qpn,
+                    sl: send.sl,
+                    p_key: send.p_key,
+                    grh: None,
+                    mad: send.mad,
+                };
+                client.handle_mad(m.now, &received);
+            }
+        }
+        if let Some(SaEvent::Response { result, .. }) = client.poll_event() {
+            // The last ACK.
+            while let Some(send) = client.poll_transmit() {
+                m.tell(node, SaMad::parse(&send.mad[..]).unwrap());
+            }
+            return result.unwrap();
+        }
+        m.run(50 * MS);
+        client.handle_timeout(m.now);
     }
     panic!("the table never came");
 }
@@ -217,18 +233,8 @@ fn tables_cross_lossy_ways() {
             );
         }
         m.run(Duration::from_secs(1));
-        let query = SaMad::request(
-            Method::GET_TABLE,
-            AttrId::NODE_RECORD,
-            ComponentMask(0),
-            &[],
-            0,
-        );
-        let table = receive(&mut m, 1, query, loss);
-        let records: Vec<NodeRecord> = table
-            .records(14, NodeRecord::LEN)
-            .filter_map(NodeRecord::parse)
-            .collect();
+        let query = SaRequest::get_table(AttrId::NODE_RECORD, ComponentMask(0), &[]);
+        let records = receive(&mut m, 1, query, loss).records(NodeRecord::parse);
         assert_eq!(records.len(), m.sm.nodes().len());
         let lids: std::collections::BTreeSet<u16> = records.iter().map(|r| r.lid.0).collect();
         assert_eq!(lids.len(), records.len());

@@ -1,7 +1,7 @@
 //! `ipoib demo`: a subnet and hosts that talk IP over it, with a table of what happened.
 //!
-//! The hosts are network namespaces with a TUN device ([`namespace`]); where those are refused, smoltcp stacks of this process
-//! ([`in_process`]). Both do the same things by [`DemoHost`], so that there is one demo.
+//! The hosts are network namespaces with a TUN device (`namespace.rs`); where those are refused, smoltcp stacks of this process
+//! (`in_process.rs`). Both do the same things by `DemoHost`, so that there is one demo.
 
 mod in_process;
 mod namespace;

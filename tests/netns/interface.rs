@@ -147,7 +147,14 @@ fn without_ipv6() {
     succeed(&mut subnet.on(1, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1"));
     let namespace = subnet.namespace(1);
     let mut up = Command::new(IPOIB);
-    up.args(["up", "ib1", "--fabric", &subnet.url(), "--netns", &namespace]);
+    up.args([
+        "up",
+        "ib1",
+        "--fabric",
+        &subnet.url(),
+        "--netns",
+        &namespace,
+    ]);
     up.args(["--address", "10.88.0.1/24"]);
     let said = subnet.directory().join("ib1.log");
     let child = up.stdin(Stdio::null()).stdout(File::create(&said).unwrap());

@@ -10,4 +10,7 @@ mod ud;
 
 pub use mad::{GrhInfo, MadAgent, MadHandler, MadReceived, MadSend};
 pub use port::{Port, PortAttributes, PortEvent, PortEventHandler, VerbsError};
-pub use ud::{AddressHandle, AhAttributes, GrhAttributes, ReceiveHandler, UdInit, UdQueuePair, UdReceive, UdSend};
+pub use ud::{
+    AddressHandle, AhAttributes, GrhAttributes, ReceiveHandler, UdInit, UdQueuePair, UdReceive,
+    UdSend,
+};

@@ -69,7 +69,12 @@ impl MadReceived {
             remote_qpn: self.src_qp,
             q_key: QKey::GSI,
             p_key: self.p_key,
-            grh: self.grh.map(|g| GrhInfo { sgid: g.dgid, dgid: g.sgid, hop_limit: 0xff, ..g }),
+            grh: self.grh.map(|g| GrhInfo {
+                sgid: g.dgid,
+                dgid: g.sgid,
+                hop_limit: 0xff,
+                ..g
+            }),
             mad,
         }
     }

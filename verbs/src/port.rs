@@ -42,7 +42,11 @@ impl PortAttributes {
     }
     /// Index of the entry of `key`'s partition; a full membership is preferred where both are there.
     pub fn pkey_index(&self, key: PKey) -> Option<u16> {
-        let find = |full| self.pkeys.iter().position(|k| k.base() == key.base() && k.base() != 0 && k.is_full() == full);
+        let find = |full| {
+            self.pkeys
+                .iter()
+                .position(|k| k.base() == key.base() && k.base() != 0 && k.is_full() == full)
+        };
         find(true).or_else(|| find(false)).map(|i| i as u16)
     }
 }
@@ -110,9 +114,17 @@ pub trait Port: Send + Sync {
     /// Calls `handler` at each event from now on; there may be several.
     fn subscribe(&self, handler: Arc<dyn PortEventHandler>);
     /// Makes a UD queue pair, ready to send and receive. It ends when the last reference is dropped.
-    fn create_ud_qp(&self, init: UdInit, handler: Arc<dyn ReceiveHandler>) -> Result<Arc<dyn UdQueuePair>, VerbsError>;
+    fn create_ud_qp(
+        &self,
+        init: UdInit,
+        handler: Arc<dyn ReceiveHandler>,
+    ) -> Result<Arc<dyn UdQueuePair>, VerbsError>;
     /// Makes an address handle.
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError>;
     /// Registers a user of QP1: it gets responses to its own requests, and, for `classes`, everything that is not a response.
-    fn register_mad_agent(&self, classes: &[MgmtClass], handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;
+    fn register_mad_agent(
+        &self,
+        classes: &[MgmtClass],
+        handler: Arc<dyn MadHandler>,
+    ) -> Result<Box<dyn MadAgent>, VerbsError>;
 }

@@ -103,12 +103,16 @@ impl Interface {
         }
         let hop = match self.host.next_hop(ip) {
             NextHop::OnLink if ip.is_multicast() => {
-                return answer(Err(format!("{ip} is a group, not a neighbour: see `ipoib show mcast`")));
+                return answer(Err(format!(
+                    "{ip} is a group, not a neighbour: see `ipoib show mcast`"
+                )));
             }
             NextHop::OnLink => ip,
             NextHop::Gateway(gateway) => gateway,
             NextHop::Broadcast => return answer(Err(format!("{ip} is a broadcast address"))),
-            NextHop::Unreachable => return answer(Err(format!("no route to {ip} by this interface"))),
+            NextHop::Unreachable => {
+                return answer(Err(format!("no route to {ip} by this interface")));
+            }
         };
         if self.resolving.len() >= MAX_RESOLVING {
             return answer(Err("too many resolutions at once".into()));
@@ -124,11 +128,21 @@ impl Interface {
 
     /// Tells those who wait for `ip` how it went.
     fn resolved(&mut self, now: Instant, ip: IpAddr) {
-        for (_, answer) in self.resolving.extract_if(.., |(hop, _)| *hop == ip).collect::<Vec<_>>() {
-            let status = self.neighbours.get(now, ip).map(|info| self.neighbour(info));
+        for (_, answer) in self
+            .resolving
+            .extract_if(.., |(hop, _)| *hop == ip)
+            .collect::<Vec<_>>()
+        {
+            let status = self
+                .neighbours
+                .get(now, ip)
+                .map(|info| self.neighbour(info));
             answer(match status {
                 Some(status) if self.table.neighbours.contains_key(&ip) => Ok(status),
-                Some(NeighbourStatus { last_failure: Some(failure), .. }) => Err(format!("{ip}: {failure}")),
+                Some(NeighbourStatus {
+                    last_failure: Some(failure),
+                    ..
+                }) => Err(format!("{ip}: {failure}")),
                 _ => Err(format!("{ip} cannot be resolved")),
             });
         }

@@ -136,7 +136,8 @@ pub struct GroupStatus {
 impl Interface {
     /// What the interface waits for, or that it works.
     pub fn state_in_words(&self) -> String {
-        let port = &self.attributes;
+        // As it is now: of a step from Down to Init there is no event.
+        let port = self.port.attributes();
         if self.finished {
             return "ended: the device or the port is gone".into();
         }
@@ -204,7 +205,11 @@ impl Interface {
 
     /// `ipoib show neigh`, by address.
     pub fn neighbour_status(&self, now: Instant) -> Vec<NeighbourStatus> {
-        let mut list: Vec<_> = self.neighbours.neighbours(now).map(|info| self.neighbour(info)).collect();
+        let mut list: Vec<_> = self
+            .neighbours
+            .neighbours(now)
+            .map(|info| self.neighbour(info))
+            .collect();
         list.sort_by_key(|n| n.ip);
         list
     }
@@ -282,11 +287,69 @@ impl Interface {
             ("device_tx_refused".to_owned(), netdev.tx_refused),
         ]);
         let neighbours = self.neighbours.counters();
-        list.extend(named!("neighbour_", neighbours, requests_sent, replies_sent, announcements_sent, received, confirmed, address_changed, resolution_failed, probe_failed, path_queries, path_failed, path_changed, conflicts, dropped_queue_full, unreachable, table_full, evicted, not_learned, expired, dropped_reply_full, dropped_reply_no_path, dropped_no_source, dropped_own, dropped_invalid, ignored, dropped_link_down));
+        list.extend(named!(
+            "neighbour_",
+            neighbours,
+            requests_sent,
+            replies_sent,
+            announcements_sent,
+            received,
+            confirmed,
+            address_changed,
+            resolution_failed,
+            probe_failed,
+            path_queries,
+            path_failed,
+            path_changed,
+            conflicts,
+            dropped_queue_full,
+            unreachable,
+            table_full,
+            evicted,
+            not_learned,
+            expired,
+            dropped_reply_full,
+            dropped_reply_no_path,
+            dropped_no_source,
+            dropped_own,
+            dropped_invalid,
+            ignored,
+            dropped_link_down
+        ));
         let groups = self.groups.counters();
-        list.extend(named!("group_", groups, joins, joined, refused, unanswered, leaves, late_results, dropped_no_broadcast, dropped_no_group, dropped_queue_full, dropped_stale, dropped_too_many_groups, dropped_not_multicast));
+        list.extend(named!(
+            "group_",
+            groups,
+            joins,
+            joined,
+            refused,
+            unanswered,
+            leaves,
+            late_results,
+            dropped_no_broadcast,
+            dropped_no_group,
+            dropped_queue_full,
+            dropped_stale,
+            dropped_too_many_groups,
+            dropped_not_multicast
+        ));
         let sa = self.sa.counters();
-        list.extend(named!("sa_", sa, sent, resent, responses, busy, timeouts, unmatched, overload, malformed, segments, broken_transfers, reports, repeated_reports));
+        list.extend(named!(
+            "sa_",
+            sa,
+            sent,
+            resent,
+            responses,
+            busy,
+            timeouts,
+            unmatched,
+            overload,
+            malformed,
+            segments,
+            broken_transfers,
+            reports,
+            repeated_reports
+        ));
         list
     }
 }

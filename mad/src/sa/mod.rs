@@ -11,12 +11,13 @@ mod tests;
 pub use request::SaRequest;
 pub use response::{SaError, SaResponse};
 
-use crate::rmpp::{self, Receiver, Step};
+use crate::rmpp::{Receiver, Step};
 use crate::transaction::{Expired, RetryPolicy, Transactions};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 use verbs::{MadReceived, MadSend};
 use wire::mad::attr::Notice;
+use wire::mad::rmpp::ack;
 use wire::mad::sa::RmppHeader;
 use wire::mad::{AttrId, MadBytes, MadHeader, MadStatus, Method, MgmtClass, SaMad};
 use wire::{Gid, Lid, PKey, QKey, Qpn, ServiceLevel};
@@ -366,7 +367,7 @@ impl SaClient {
             // Our last ACK was lost.
             self.counters.unmatched += 1;
             if mad.rmpp.kind == RmppHeader::DATA {
-                self.reply(received, rmpp::ack(&mad.header, last, last));
+                self.reply(received, ack(&mad.header, last, last));
             }
             return;
         }
@@ -404,7 +405,7 @@ impl SaClient {
             }
             Step::Done(table) => {
                 let last = mad.rmpp.segment;
-                self.reply(received, rmpp::ack(&mad.header, last, last));
+                self.reply(received, ack(&mad.header, last, last));
                 if self.finished.len() >= TRANSFERS_REMEMBERED {
                     self.finished.pop_front();
                 }

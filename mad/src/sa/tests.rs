@@ -1,7 +1,8 @@
 use super::*;
 use std::time::Duration;
 use wire::mad::attr::{NodeRecord, TrapNumber, path_record};
-use wire::mad::sa::{ComponentMask, DATA_LEN, SA_HEADER_LEN};
+use wire::mad::rmpp::{segment, segment_count};
+use wire::mad::sa::ComponentMask;
 use wire::{Guid, MtuCode};
 
 const SM: SmAddress = SmAddress {
@@ -265,28 +266,12 @@ fn reports_are_acknowledged_always_and_passed_on_once() {
 
 /// Segments of a table as the answer to `request`.
 fn table(request: &SaMad, data: &[u8], pitch: usize) -> Vec<SaMad> {
-    let count = data.len().div_ceil(DATA_LEN).max(1);
-    (0..count)
-        .map(|n| {
-            let part = &data[n * DATA_LEN..data.len().min((n + 1) * DATA_LEN)];
-            let rmpp = RmppHeader {
-                version: 1,
-                kind: RmppHeader::DATA,
-                active: true,
-                first: n == 0,
-                last: n + 1 == count,
-                segment: n as u32 + 1,
-                length: (part.len() + SA_HEADER_LEN) as u32,
-                ..RmppHeader::default()
-            };
-            SaMad {
-                rmpp,
-                attr_offset: (pitch / 8) as u16,
-                data: [0; 200],
-                ..request.response(MadStatus::OK)
-            }
-            .with_data(part)
-        })
+    let template = SaMad {
+        attr_offset: (pitch / 8) as u16,
+        ..request.response(MadStatus::OK)
+    };
+    (1..=segment_count(data.len()))
+        .map_while(|n| segment(&template, data, n))
         .collect()
 }
 

@@ -248,7 +248,8 @@ impl Groups {
         for group in self.groups.values_mut() {
             group.refresh |= changed && (group.active.is_some() || group.request.is_some());
             if group.refresh && !group.in_backoff(now) {
-                group.not_before = Some(now + Self::up_to(&mut self.rng, self.config.rejoin_spread));
+                group.not_before =
+                    Some(now + Self::up_to(&mut self.rng, self.config.rejoin_spread));
             }
         }
     }

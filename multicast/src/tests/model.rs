@@ -1,7 +1,7 @@
 //! A small SA, and an interface that does what the join machine asks, in virtual time. Every step checks what must always hold.
 
-use fastrand::Rng;
 use crate::{Groups, GroupsConfig, JoinError, Output, RequestTag};
+use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use wire::mad::MadStatus;
@@ -311,7 +311,9 @@ impl Sim {
         );
         self.pending.insert(tag, mgid);
         // Requests do not overtake each other.
-        let at = self.last_arrival.max(self.now + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64)));
+        let at = self
+            .last_arrival
+            .max(self.now + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64)));
         self.last_arrival = at;
         let lost = self.rng.u64(0..100) < self.loss;
         if lost {
@@ -344,7 +346,8 @@ impl Sim {
                             .map_err(JoinError::Refused),
                     ),
                 };
-                let at = self.now + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64));
+                let at = self.now
+                    + Duration::from_micros(self.rng.u64(0..=self.delay.as_micros() as u64));
                 if answered {
                     self.schedule(at, reply);
                 }

@@ -163,5 +163,5 @@ impl Senders {
 
 /// The ACK of a request that came as a single segment.
 pub(super) fn acknowledge(mad: &MadReceived, sa: &SaMad) -> MadSend {
-    mad.reply(Box::new(ack(sa, 1, 1).emit()))
+    mad.reply(Box::new(ack(&sa.header, 1, 1).emit()))
 }
