@@ -31,9 +31,10 @@ fn replay(target: &str, run: fn(&[u8]), mutations: usize) {
         let mut input = corpus[random.below(corpus.len())].clone();
         let other = &corpus[random.below(corpus.len())];
         mutate(&mut random, &mut input, other);
-        // The output is shown if the run fails.
-        println!("{target}: mutation {seed}");
-        run(&input);
+        if let Err(panic) = std::panic::catch_unwind(|| run(&input)) {
+            eprintln!("{target}: mutation {seed}");
+            std::panic::resume_unwind(panic);
+        }
     }
 }
 

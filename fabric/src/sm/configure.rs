@@ -460,6 +460,14 @@ impl SubnetManager {
                     port.fruitless += 1;
                 }
                 let link = port.link;
+                let old = before.map(|b| b.lid).filter(|lid| lid.is_unicast());
+                if let Some(old) = old.filter(|lid| *lid != info.lid)
+                    && let Some(owner) = self.topo.by_lid(old).filter(|owner| owner.1 == 0)
+                    && let Some(switch) = self.topo.port(owner)
+                {
+                    // Under the LID that another manager gave it, the port may have subscribed in the name of the switch that has it here.
+                    self.sa.drop_subscriptions(old, switch.guid);
+                }
                 let manager = |i: PortInfo| (i.lid, i.master_sm_lid);
                 if id.1 == 0 && before.is_some_and(|b| manager(b) != manager(info)) {
                     // From now on the switch can send traps here. Of what changed since its ports were read it could tell nobody.

@@ -23,7 +23,7 @@ use wire::mad::attr::{
 };
 use wire::mad::sa::{DATA_LEN, RmppHeader, attr_offset};
 use wire::mad::{AttrId, MadStatus, Method, MgmtClass, SaMad};
-use wire::{Gid, Lid, QKey, Qpn};
+use wire::{Gid, Guid, Lid, QKey, Qpn};
 
 /// What the SA looks things up in.
 pub(super) struct Subnet<'a> {
@@ -289,6 +289,11 @@ impl Sa {
     /// A port came into service.
     pub(super) fn port_up(&mut self, now: Instant, subnet: &Subnet<'_>, id: PortId) {
         self.report_port(now, subnet, id, wire::mad::attr::TrapNumber::GID_IN_SERVICE);
+    }
+
+    /// Ends the subscriptions of a port.
+    pub(super) fn drop_subscriptions(&mut self, lid: Lid, guid: Guid) {
+        self.informs.drop_port(lid, guid);
     }
 
     /// A port is gone or began anew: frees all that it registered.
