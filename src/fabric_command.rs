@@ -78,11 +78,11 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
             listener: listener.clone(),
         }),
     )?;
-    println!(
+    show::say(format_args!(
         "fabric: a switch with {} ports and a subnet manager; hosts connect to {}",
         file.ports,
         UdpUrl(local)
-    );
+    ));
     // Without a service manager there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     let save = tick(SAVE_LIDS);

@@ -2,6 +2,7 @@
 
 use crate::cli::{InterfaceAddress, Ping};
 use crate::node::{NodeConfig, random};
+use crate::show;
 use crate::signals::Signals;
 use crate::stack::{Pinger, Stack};
 use anyhow::{Context, bail};
@@ -69,10 +70,10 @@ pub fn run(args: Ping) -> anyhow::Result<ExitCode> {
                 stack.mtu()
             );
         }
-        println!(
+        show::say(format_args!(
             "PING {} from {}{made_up} over {}: {} bytes of data",
             args.ip, own.ip, args.fabric, args.size
-        );
+        ));
         session(&stack, &args, &signals)
     });
     drop(stack);
@@ -254,7 +255,7 @@ fn session(stack: &Stack, args: &Ping, signals: &Signals) -> anyhow::Result<Exit
             true,
         );
     }
-    print!("{}", tally.summary(args.ip, begin.elapsed()));
+    show::print(&tally.summary(args.ip, begin.elapsed()))?;
     if tally.received == 0 && tally.sent > 0 {
         eprintln!(
             "ipoib ping: no answer from {}{}",
@@ -297,13 +298,13 @@ fn collect(
             } else {
                 " (again)"
             };
-            println!(
+            show::say(format_args!(
                 "{} bytes from {}: seq={} time={:.3} ms{again}",
                 reply.length,
                 reply.from,
                 reply.sequence,
                 millis(time)
-            );
+            ));
         }
     }
 }

@@ -99,7 +99,7 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
         link: link.counters(),
     };
     let server = control::Server::start(&socket, Arc::new(handler))?;
-    println!("{instance}: GUID {guid}, fabric {fabric}");
+    show::say(format_args!("{instance}: GUID {guid}, fabric {fabric}"));
 
     let mut waiting = tick(Duration::from_millis(50));
     let mut waited = Duration::ZERO;
@@ -111,7 +111,7 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
                 let Some((up, state)) = node.inbox().call(|interface, _| (interface.is_up(), interface.state_in_words())) else { break };
                 waited += Duration::from_millis(50);
                 if up {
-                    println!("{instance}: up");
+                    show::say(format_args!("{instance}: up"));
                     // Without a service manager there is nobody to tell.
                     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
                     waiting = never();

@@ -220,3 +220,17 @@ fn as_an_ordinary_user_with_the_device() {
     }
     assert_eq!(report["hosts_are"], "network namespaces", "{errors}");
 }
+
+/// `ipoib demo | head -1`: nobody reads the end.
+#[test]
+fn to_a_closed_pipe() {
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_ipoib"))
+        .args(["demo", "--in-process"])
+        .stdout(writer)
+        .output()
+        .expect("runs");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+}

@@ -10,6 +10,7 @@ mod userns;
 
 use crate::cli::{Demo, InterfaceAddress};
 use crate::node::{Node, NodeConfig};
+use crate::show;
 use crate::subnet::Subnet;
 use anyhow::{Context, bail, ensure};
 use datapath::InterfaceConfig;
@@ -159,9 +160,9 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
     drop(hosts);
     drop(subnet);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        show::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
-        print!("{report}");
+        show::print(&report.to_string())?;
     }
     Ok(if report.passed {
         ExitCode::SUCCESS

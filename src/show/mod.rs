@@ -70,6 +70,12 @@ pub(crate) fn print(text: &str) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Prints a line of a program that runs on whether or not anybody reads it.
+pub(crate) fn say(line: std::fmt::Arguments<'_>) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
 /// An entry of the overview. What does not answer is told as that.
 fn look_at(instance: &Instance) -> Value {
     let what = if instance.is_fabric() {
