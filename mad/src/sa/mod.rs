@@ -34,7 +34,7 @@ pub struct SaClientConfig {
     pub window: usize,
     /// Requests that may wait for their turn.
     pub queue: usize,
-    /// Waits and tries of requests that have none of their own.
+    /// Waits and tries of requests.
     pub retry: RetryPolicy,
     /// Longest table taken, bytes.
     pub max_table: usize,
@@ -265,10 +265,9 @@ impl SaClient {
         while !self.outstanding.is_full()
             && let Some((id, request)) = self.waiting.pop_first()
         {
-            let policy = request.retry.unwrap_or(self.config.retry);
             if let Ok(tid) = self.outstanding.begin(
                 now,
-                policy,
+                self.config.retry,
                 Outstanding {
                     id,
                     request,
@@ -290,9 +289,7 @@ impl SaClient {
             Some((receiver, header)) if receiver.started() => receiver.ack(header),
             _ => {
                 let r = &outstanding.request;
-                let mut mad = SaMad::request(r.method, r.attr_id, r.component_mask, &r.record, tid);
-                mad.header.attr_mod = r.attr_mod;
-                mad
+                SaMad::request(r.method, r.attr_id, r.component_mask, &r.record, tid)
             }
         };
         self.transmit.push_back(MadSend {

@@ -1,6 +1,5 @@
 //! What may be asked of the SA.
 
-use crate::transaction::RetryPolicy;
 use std::fmt;
 use wire::mad::attr::{
     InformInfo, JoinState, McMemberRecord, PathRecord, ServiceRecord, TrapNumber, mcmember,
@@ -17,14 +16,10 @@ pub struct SaRequest {
     pub method: Method,
     /// Attribute of the record.
     pub attr_id: AttrId,
-    /// Attribute modifier.
-    pub attr_mod: u32,
     /// Which components of the record are meant.
     pub component_mask: ComponentMask,
     /// The record as it goes on the wire; what is beyond 200 bytes is not sent.
     pub record: Vec<u8>,
-    /// Waits and tries other than the client's.
-    pub retry: Option<RetryPolicy>,
 }
 
 /// ServiceRecord components that identify it: ServiceID, ServiceGID, ServiceP_Key (IBA 15.2.5.14; Linux `ib_sa.h`).
@@ -45,16 +40,9 @@ impl SaRequest {
         SaRequest {
             method,
             attr_id,
-            attr_mod: 0,
             component_mask,
             record,
-            retry: None,
         }
-    }
-
-    /// What the SA can do: its ClassPortInfo.
-    pub fn class_port_info() -> Self {
-        Self::raw(Method::GET, AttrId::CLASS_PORT_INFO, ComponentMask(0), &[])
     }
 
     /// The path from `sgid` to `dgid` within partition `p_key`, asked as Linux IPoIB does: mask 0x340C.
@@ -85,18 +73,6 @@ impl SaRequest {
         )
     }
 
-    /// Full membership of a group that exists, as Linux joins the broadcast group: mask 0x10083.
-    pub fn join_broadcast(mgid: Gid, port_gid: Gid, p_key: PKey) -> Self {
-        let record = McMemberRecord {
-            mgid,
-            port_gid,
-            p_key,
-            join_state: JoinState::FULL,
-            ..McMemberRecord::default()
-        };
-        Self::join(&record, mcmember::JOIN)
-    }
-
     /// Joins a group with all of its parameters, and creates it if it does not exist: mask 0x173F7.
     pub fn join_or_create(record: &McMemberRecord) -> Self {
         Self::join(record, mcmember::CREATE)
@@ -115,20 +91,6 @@ impl SaRequest {
             Method::DELETE,
             AttrId::MC_MEMBER_RECORD,
             mask,
-            &record.emit(),
-        )
-    }
-
-    /// The parameters of a group.
-    pub fn group(mgid: Gid) -> Self {
-        let record = McMemberRecord {
-            mgid,
-            ..McMemberRecord::default()
-        };
-        Self::raw(
-            Method::GET,
-            AttrId::MC_MEMBER_RECORD,
-            mcmember::MGID,
             &record.emit(),
         )
     }
@@ -166,22 +128,6 @@ impl SaRequest {
             SERVICE_REGISTER,
             &record.emit(),
         )
-    }
-
-    /// Takes a service back.
-    pub fn deregister_service(record: &ServiceRecord) -> Self {
-        Self::raw(
-            Method::DELETE,
-            AttrId::SERVICE_RECORD,
-            SERVICE_KEY,
-            &record.emit(),
-        )
-    }
-
-    /// The same with other waits and tries.
-    pub fn with_retry(mut self, retry: RetryPolicy) -> Self {
-        self.retry = Some(retry);
-        self
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the SA answers.
 
 use wire::Lid;
-use wire::mad::attr::{ClassPortInfo, McMemberRecord, PathRecord};
+use wire::mad::attr::{McMemberRecord, PathRecord};
 use wire::mad::sa::ComponentMask;
 use wire::mad::{AttrId, MadStatus, Method};
 
@@ -96,16 +96,6 @@ impl SaError {
             _ => None,
         }
     }
-    /// Worth asking again soon with the same words?
-    pub fn is_temporary(&self) -> bool {
-        match self {
-            SaError::Timeout { .. } | SaError::Overload(_) => true,
-            SaError::Status { status, .. } => {
-                status.is_busy() || *status == MadStatus::SA_NO_RESOURCES
-            }
-            SaError::Malformed { .. } => false,
-        }
-    }
 }
 
 impl SaResponse {
@@ -117,11 +107,6 @@ impl SaResponse {
     pub fn mcmember(&self) -> Option<McMemberRecord> {
         self.single(AttrId::MC_MEMBER_RECORD)
             .and_then(McMemberRecord::parse)
-    }
-    /// The SA's abilities.
-    pub fn class_port_info(&self) -> Option<ClassPortInfo> {
-        self.single(AttrId::CLASS_PORT_INFO)
-            .and_then(ClassPortInfo::parse)
     }
     fn single(&self, attr_id: AttrId) -> Option<&[u8]> {
         (self.attr_id == attr_id).then_some(&self.data)
