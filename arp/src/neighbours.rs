@@ -159,22 +159,6 @@ impl Neighbours {
         }
     }
 
-    /// A send to the neighbour failed: it is probed at once, and its path asked for again.
-    pub fn send_failed(&mut self, now: Instant, next_hop: IpAddr) {
-        let Some(e) = self.table.get(next_hop) else {
-            return;
-        };
-        let (Some(_), Some(address)) = (e.installed, e.address) else {
-            return;
-        };
-        if e.state != State::Probe {
-            self.paths.refresh(address.gid);
-            self.enter(now, next_hop, State::Probe);
-            self.sync(now, next_hop);
-        }
-        self.pump();
-    }
-
     /// The answer to an [`Output::QueryPath`].
     pub fn path_result(&mut self, now: Instant, gid: Gid, result: Result<PathRecord, PathError>) {
         let result = result.and_then(|record| Path::from_record(&record));

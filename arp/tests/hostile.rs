@@ -198,7 +198,6 @@ enum Op {
     Answer(prop::sample::Index, Result<u16, PathError>),
     Unasked(u32),
     Confirmed(u32),
-    SendFailed(u32),
     InService(u32),
     OutOfService(u32),
     Refresh,
@@ -237,7 +236,6 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (any::<prop::sample::Index>(), answer).prop_map(|(i, r)| Op::Answer(i, r)),
         1 => host().prop_map(Op::Unasked),
         1 => host().prop_map(Op::Confirmed),
-        1 => host().prop_map(Op::SendFailed),
         1 => host().prop_map(Op::InService),
         1 => host().prop_map(Op::OutOfService),
         1 => Just(Op::Refresh),
@@ -316,7 +314,6 @@ fn apply(host: &mut Host, op: Op) {
             }
         }
         Op::Confirmed(n) => m.confirmed(now, v4(n)),
-        Op::SendFailed(n) => m.send_failed(now, v4(n)),
         Op::InService(n) => m.gid_in_service(now, gid(n)),
         Op::OutOfService(n) => m.gid_out_of_service(now, gid(n)),
         Op::Refresh => m.refresh_paths(now),

@@ -683,19 +683,6 @@ fn link_down_keeps_neighbours_as_stale() {
 }
 
 #[test]
-fn a_failed_send_probes_at_once() {
-    let mut host = Host::up();
-    host.make_reachable(v4(2), link(2, 0x49), 2);
-    host.machine.send_failed(host.now, v4(2));
-    host.drain();
-    assert_eq!(host.state(v4(2)), Some(State::Probe));
-    assert_eq!(host.take_arp().len(), 1);
-    assert!(host.queries.contains(&gid(2)) && host.table.contains_key(&v4(2)));
-    host.machine.confirmed(host.now, v4(2));
-    assert_eq!(host.state(v4(2)), Some(State::Reachable));
-}
-
-#[test]
 fn the_source_of_a_request_is_in_the_targets_prefix() {
     let mut host = Host::up();
     let far: IpAddr = "192.168.7.1".parse().unwrap();

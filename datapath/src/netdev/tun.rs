@@ -16,9 +16,6 @@ use crate::host::{HostError, NetnsRef, run_in};
 /// A device name has at most this many bytes (Linux `IFNAMSIZ` less the terminating zero).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// The largest MTU the kernel lets an administrator give a TUN device, in bytes.
-pub const MTU_MAX: usize = 65535;
-
 const TUN_PATH: &str = "/dev/net/tun";
 
 /// Why there is no TUN device.

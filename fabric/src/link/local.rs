@@ -85,11 +85,6 @@ impl LocalCable {
         self.set(true)
     }
 
-    /// Is it up?
-    pub fn is_joined(&self) -> bool {
-        self.wire.joined.load(Ordering::Acquire)
-    }
-
     /// Packets lost because the cable was cut or a node was gone.
     pub fn lost(&self) -> u64 {
         self.wire.lost.load(Ordering::Relaxed)

@@ -140,25 +140,6 @@ impl SubnetManager {
         self.after(now);
     }
 
-    /// The own port changed its state or link: looks at once.
-    pub fn handle_port_event(&mut self, now: Instant) {
-        self.now = Some(now);
-        if self.state == SmState::MASTER
-            && let Some((id, port)) = self.topo.own
-        {
-            if port == 0 {
-                self.read_ports(id);
-            } else {
-                self.get(
-                    Purpose::PortInfo((id, port)),
-                    AttrId::PORT_INFO,
-                    u32::from(port),
-                );
-            }
-        }
-        self.after(now);
-    }
-
     /// Other partitions, priority or timers. Ports that are no longer in a group's partition leave it.
     pub fn reconfigure(&mut self, now: Instant, config: SmConfig) {
         self.now = Some(now);

@@ -121,14 +121,6 @@ opcodes! {
 }
 
 impl Opcode {
-    /// Reliable connection?
-    pub const fn is_rc(self) -> bool {
-        self.0 >> 5 == 0
-    }
-    /// Unreliable connection?
-    pub const fn is_uc(self) -> bool {
-        self.0 >> 5 == 1
-    }
     /// Unreliable datagram?
     pub const fn is_ud(self) -> bool {
         self.0 >> 5 == 3
