@@ -168,12 +168,7 @@ impl SubnetManager {
                 self.sm_info_request(now, mad.slid, &smp)
             }
             Method::TRAP if smp.header.mgmt_class == MgmtClass::SUBN_LID => {
-                // An SMP has no room for the issuer's GID, which the SMA leaves out.
-                let mut bytes = [0; Notice::LEN];
-                bytes[..64].copy_from_slice(&smp.data);
-                let Some(notice) = Notice::parse(&bytes) else {
-                    return;
-                };
+                let notice = Notice::from_smp(&smp.data);
                 let mut answer = smp;
                 answer.header.method = Method::TRAP_REPRESS;
                 answer.header.status = MadStatus::OK;
