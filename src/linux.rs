@@ -51,7 +51,7 @@ impl LinuxNode {
         // Containers often have no IPv6: the interface then works without.
         let own_link_local = link.set_addr_gen_mode_none();
         link.set_up(true)?;
-        if let Err(error) = own_link_local.and_then(|()| link.add_link_local(config.port_guid.0)) {
+        if let Err(error) = own_link_local.and_then(|()| link.add_link_local(config.port_guid)) {
             tracing::warn!(interface = %name, %error, "no IPv6 link-local address: is IPv6 disabled in this network namespace?");
         }
         for address in addresses {
@@ -74,7 +74,7 @@ impl LinuxNode {
                 if let HostEvent::Link { admin_up, .. } = event
                     && !was_up.replace(admin_up)
                     && admin_up
-                    && let Err(error) = link.add_link_local(port_guid.0)
+                    && let Err(error) = link.add_link_local(port_guid)
                 {
                     // The kernel deletes it, as all IPv6 addresses, when a device is set down, and makes a new one only from an address
                     // that it knows.

@@ -104,7 +104,7 @@ fn made_up_address(target: IpAddr, guid: Guid, seed: u64) -> InterfaceAddress {
         }
         // The stack has that address anyway.
         IpAddr::V6(ip) if ip.is_multicast() || ip.is_unicast_link_local() => InterfaceAddress {
-            ip: datapath::host::link_local(guid.0).into(),
+            ip: wire::ipoib::nd::link_local(guid).into(),
             prefix: 64,
         },
         IpAddr::V6(ip) => {

@@ -8,7 +8,7 @@ use crate::node::{Node, NodeConfig};
 use crate::run::Inbox;
 use anyhow::Context;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use datapath::host::{HostEvent, NextHop, link_local};
+use datapath::host::{HostEvent, NextHop};
 use datapath::netdev::{mem, smol::SmolDevice};
 use datapath::{Host, Input, Interface};
 use parking_lot::{Condvar, Mutex};
@@ -179,7 +179,7 @@ impl Stack {
             "at most {MAX_ADDRESSES} addresses"
         );
         let own_link_local = InterfaceAddress {
-            ip: link_local(config.port_guid.0).into(),
+            ip: wire::ipoib::nd::link_local(config.port_guid).into(),
             prefix: 64,
         };
         let addresses: Vec<_> = addresses.iter().copied().chain([own_link_local]).collect();

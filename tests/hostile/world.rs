@@ -1,7 +1,7 @@
 //! A running subnet with its threads and sockets: two hosts that are attacked, and two that attack.
 
 use crate::host;
-use datapath::host::{HostEvent, NextHop, link_local};
+use datapath::host::{HostEvent, NextHop};
 use datapath::netdev::mem::{self, MemPeer};
 use datapath::{Input, InterfaceConfig};
 use fabric::hca::{Hca, HcaConfig};
@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use verbs::Port;
+use wire::ipoib::nd::link_local;
 use wire::mad::PortState;
 use wire::packet::{FlowControl, Packet};
 use wire::{Guid, Lid};
@@ -81,7 +82,7 @@ impl Victim {
         for (ip, prefix) in [
             (host::v4(h), 16),
             (host::v6(h), 64),
-            (IpAddr::V6(link_local(guid.0)), 64),
+            (IpAddr::V6(link_local(guid)), 64),
         ] {
             assert!(
                 node.inbox()

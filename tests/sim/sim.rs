@@ -3,7 +3,7 @@
 use crate::host::{self, Content, Log, ScriptedHost};
 use crate::net::{CableId, Death, Event, Net, Random};
 use crate::stack::Stack;
-use datapath::host::{HostEvent, link_local};
+use datapath::host::HostEvent;
 use datapath::netdev::PacketBatch;
 use datapath::netdev::mem::{self, MemNetdev, MemPeer};
 use datapath::{Interface, InterfaceConfig, Plane};
@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::MadReceived;
+use wire::ipoib::nd::link_local;
 use wire::{Gid, Guid, Qpn};
 
 pub type MachineId = usize;
@@ -296,7 +297,7 @@ impl Sim {
         let addresses = [
             (host::v4(h), 16),
             (host::v6(h), 64),
-            (IpAddr::V6(link_local(guid.0)), 64),
+            (IpAddr::V6(link_local(guid)), 64),
         ];
         events.extend(addresses.map(|(ip, prefix)| HostEvent::AddressAdded(ip, prefix)));
         events.extend(
@@ -425,7 +426,7 @@ impl Sim {
         Gid::new(Gid::DEFAULT_PREFIX, self.hosts[h].guid)
     }
     pub fn link_local(&self, h: usize) -> IpAddr {
-        IpAddr::V6(link_local(self.hosts[h].guid.0))
+        IpAddr::V6(link_local(self.hosts[h].guid))
     }
     pub fn stack(&mut self, h: usize) -> &mut Stack {
         match self.hosts[h].alive.as_mut().map(|alive| &mut alive.above) {
@@ -562,7 +563,7 @@ impl Sim {
                             let source = match packet.source {
                                 _ if !multicast => packet.destination,
                                 IpAddr::V4(_) => host::v4(h),
-                                IpAddr::V6(_) => IpAddr::V6(link_local(guid.0)),
+                                IpAddr::V6(_) => IpAddr::V6(link_local(*guid)),
                             };
                             answers.push((source, packet.source, Content::EchoReply(token)));
                         }

@@ -1,6 +1,6 @@
 //! One network interface of the host: setting it up, and asking the kernel about it.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::AddressFamily;
@@ -140,12 +140,12 @@ impl HostLink {
             .change("add the address", Message::NewAddress(message), flags)
     }
 
-    /// Adds the link-local address of a port's GUID, [`link_local`].
+    /// Adds the link-local address of a port's GUID, [`wire::ipoib::nd::link_local`].
     ///
     /// # Errors
     /// [`HostError::Request`].
-    pub fn add_link_local(&self, guid: u64) -> Result<(), HostError> {
-        self.add_address(link_local(guid).into(), 64)
+    pub fn add_link_local(&self, guid: wire::Guid) -> Result<(), HostError> {
+        self.add_address(wire::ipoib::nd::link_local(guid).into(), 64)
     }
 
     /// Name, flags and MTU.
@@ -348,10 +348,4 @@ fn family(address: IpAddr) -> AddressFamily {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
     }
-}
-
-/// The link-local address of a port: `fe80::/64` and the port GUID, an EUI-64, with its
-/// universal/local bit set (RFC 4391 section 8; Linux `addrconf_ifid_infiniband`).
-pub fn link_local(guid: u64) -> Ipv6Addr {
-    Ipv6Addr::from((0xfe80_u128 << 112) | u128::from(guid | (0x02 << 56)))
 }

@@ -3,7 +3,7 @@
 //! A TUN device shows neither which next hop the kernel chose for a packet nor which groups its
 //! programs joined. [`HostLink`] sets up the interface and answers such questions once;
 //! [`HostMonitor`] tells of changes. Both stay in one network namespace ([`NetnsRef`]), whichever
-//! namespace their users are in. Nothing here knows InfiniBand, but for [`link_local`].
+//! namespace their users are in. Nothing here knows InfiniBand, but for link-local addresses.
 
 mod groups;
 mod link;
@@ -15,7 +15,7 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
-pub use link::{HostLink, LinkState, NextHop, link_local};
+pub use link::{HostLink, LinkState, NextHop};
 pub use monitor::{HostEvent, HostMonitor};
 pub use netns::{Netns, NetnsRef, run_in};
 

@@ -144,9 +144,9 @@ pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | address.to_bits() & 0xff_ffff)
 }
 
-/// The link-local address of a port: its GUID as interface identifier with the universal/local bit set (RFC 4391 section 8). Linux sets the bit
-/// and never toggles it, so a GUID that has it already keeps it.
-pub const fn link_local_from_guid(guid: Guid) -> Ipv6Addr {
+/// The link-local address of a port: its GUID as interface identifier with the universal/local bit set (RFC 4391 section 8). Linux
+/// (`addrconf_ifid_infiniband`) sets the bit and never toggles it, so a GUID that has it already keeps it.
+pub const fn link_local(guid: Guid) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xfe80 << 112 | (guid.0 | 1 << 57) as u128)
 }
 

@@ -5,10 +5,10 @@ const GUID_A: Guid = Guid(0x0002_c903_0001_a0b1);
 const GUID_B: Guid = Guid(0x0002_c903_0002_c3d2);
 
 fn a() -> Ipv6Addr {
-    link_local_from_guid(GUID_A)
+    link_local(GUID_A)
 }
 fn b() -> Ipv6Addr {
-    link_local_from_guid(GUID_B)
+    link_local(GUID_B)
 }
 fn link_a() -> LinkAddress {
     LinkAddress {
@@ -191,7 +191,7 @@ fn addresses_of_a_port() {
     assert_eq!(a().to_string(), "fe80::202:c903:1:a0b1");
     assert_eq!(solicited_node(a()).to_string(), "ff02::1:ff01:a0b1");
     assert_eq!(
-        link_local_from_guid(Guid(0x0200_0000_0000_0001)).to_string(),
+        link_local(Guid(0x0200_0000_0000_0001)).to_string(),
         "fe80::200:0:0:1"
     );
 }
