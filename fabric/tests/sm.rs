@@ -4,9 +4,11 @@
 #[path = "sm/model.rs"]
 mod model;
 
-use fabric::sm::{Counter, SmConfig, broadcast_mgid};
+use fabric::sm::{Counter, SmConfig};
 use model::{MS, Model, two_switches, up};
 use std::time::{Duration, Instant};
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::broadcast_gid;
 use wire::mad::MadStatus;
 use wire::mad::attr::*;
 use wire::{Gid, Guid, Lid, PKey};
@@ -15,7 +17,7 @@ const HCAS: std::ops::Range<usize> = 0..4;
 const SEC: Duration = Duration::from_secs(1);
 
 fn broadcast() -> Gid {
-    broadcast_mgid(PKey(0xffff), 2)
+    broadcast_gid(PKey(0xffff), Scope(2))
 }
 fn group(n: u8) -> Gid {
     let mut mgid = broadcast().0;

@@ -6,12 +6,14 @@ use fabric::link::LinkSink;
 use fabric::link::local::{LocalCable, connect};
 use fabric::node::{ManagementPort, NodeControl, NodeInput, NodePlane};
 use fabric::sm::runner::SmPort;
-use fabric::sm::{SmConfig, SubnetManager, broadcast_mgid};
+use fabric::sm::{SmConfig, SubnetManager};
 use fabric::switch::{Switch, SwitchConfig, SwitchControl};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use verbs::{MadAgent, MadReceived, MadSend};
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::broadcast_gid;
 use wire::mad::attr::{
     InformInfo, JoinState, McMemberRecord, Notice, PathRecord, PortState, SmState, TrapNumber,
     mcmember, path_record,
@@ -214,7 +216,7 @@ fn real_nodes_come_up_and_reach_the_sa() {
             assert_eq!(s.switches[switch].0.route(*lid), [port]);
         }
     }
-    let mgid = broadcast_mgid(PKey(0xffff), 2);
+    let mgid = broadcast_gid(PKey(0xffff), Scope(2));
     for host in 0..4 {
         let record = McMemberRecord {
             mgid,

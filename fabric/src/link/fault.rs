@@ -80,7 +80,7 @@ pub struct FaultLink {
 
 struct State {
     config: FaultConfig,
-    random: SplitMix64,
+    random: fastrand::Rng,
     held: Option<OwnedPacket>,
 }
 
@@ -91,7 +91,7 @@ impl FaultLink {
             inner,
             state: Mutex::new(State {
                 config,
-                random: SplitMix64(seed),
+                random: fastrand::Rng::with_seed(seed),
                 held: None,
             }),
             counters: FaultCounters::default(),
@@ -129,7 +129,7 @@ impl Link for FaultLink {
         let mut out = Vec::with_capacity(2 * packets.len() + 1);
         for packet in packets {
             // Every packet takes three numbers, so that a change of one probability leaves the other decisions as they were.
-            let [loss, duplicate, reorder] = std::array::from_fn(|_| state.random.unit());
+            let [loss, duplicate, reorder] = std::array::from_fn(|_| state.random.f64());
             if loss < state.config.loss {
                 self.counters.lost.add(1);
             } else if reorder < state.config.reorder && held.is_none() {
@@ -154,20 +154,6 @@ impl Link for FaultLink {
 
     fn port_state(&self, state: PortState) {
         self.inner.port_state(state);
-    }
-}
-
-/// Steele, Lea and Flood's generator: small, and any seed will do.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    /// From 0 up to, but not, 1.
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the administrator decides: partitions and their groups, priority, timers.
 
 use std::time::Duration;
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::broadcast_gid;
 use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode, ServiceLevel};
 
 /// Kind of membership in a partition (IBA 10.9.1.2).
@@ -115,32 +117,9 @@ impl Partition {
     pub(super) fn well_known_groups(&self) -> impl Iterator<Item = (Gid, GroupParams)> + '_ {
         let broadcast = self
             .ipoib
-            .map(|params| (broadcast_mgid(self.pkey, params.scope), params));
+            .map(|params| (broadcast_gid(self.pkey, Scope(params.scope)), params));
         broadcast.into_iter().chain(self.groups.iter().copied())
     }
-}
-
-/// The IPoIB broadcast group of a partition: `ff1S:401b:PPPP::ffff:ffff` (RFC 4391 section 4).
-pub fn broadcast_mgid(pkey: PKey, scope: u8) -> Gid {
-    let [high, low] = pkey.full().0.to_be_bytes();
-    Gid([
-        0xff,
-        0x10 | scope & 0xf,
-        0x40,
-        0x1b,
-        high,
-        low,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0xff,
-        0xff,
-        0xff,
-        0xff,
-    ])
 }
 
 /// Configuration of a subnet manager.

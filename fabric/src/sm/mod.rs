@@ -21,7 +21,7 @@ mod smp;
 mod topology;
 mod view;
 
-pub use config::{GroupParams, Membership, Partition, SmConfig, broadcast_mgid};
+pub use config::{GroupParams, Membership, Partition, SmConfig};
 pub use counters::{Counter, Counters};
 pub use view::{GroupView, LinkView, NodeView, PortView};
 
