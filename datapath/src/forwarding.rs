@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use verbs::{AddressHandle, UdQueuePair};
+use verbs::{AddressHandle, UdQueuePair, UdSend};
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::{ipv4_multicast_gid, ipv6_multicast_gid};
 use wire::{Gid, Lid, PKey, QKey, Qpn};
@@ -84,18 +84,23 @@ pub(crate) struct Forwarding {
 impl Forwarding {
     /// The destination of a packet to `ip`, if the table knows it, and the key under which control knows it.
     pub(crate) fn find(&self, identity: &Identity, ip: IpAddr) -> Option<(Key, &Arc<Destination>)> {
-        let mgid = match ip {
-            IpAddr::V4(a) if a.is_multicast() || a.is_broadcast() => identity.mgid(ip),
-            IpAddr::V6(a) if a.is_multicast() => identity.mgid(ip),
-            _ => match *self.hops.get(&ip)? {
+        let mgid = if is_group(ip) {
+            identity.mgid(ip)
+        } else {
+            match *self.hops.get(&ip)? {
                 Hop::Broadcast => identity.mgid(IpAddr::V4(Ipv4Addr::BROADCAST)),
                 Hop::Neighbour(hop) => {
                     return self.neighbours.get(&hop).map(|d| (Key::Neighbour(hop), d));
                 }
-            },
+            }
         };
         self.groups.get(&mgid).map(|d| (Key::Group(mgid), d))
     }
+}
+
+/// Do packets to `ip` go to a group by their address alone: multicast and limited broadcast?
+pub(crate) fn is_group(ip: IpAddr) -> bool {
+    ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
 /// Names a [`Destination`] towards control.
@@ -108,6 +113,17 @@ pub enum Key {
 }
 
 impl Identity {
+    /// An encapsulated packet to `to`, ready to be posted.
+    pub(crate) fn send<'a>(&self, to: &'a Destination, frame: &'a [u8]) -> UdSend<'a> {
+        UdSend {
+            ah: &to.ah,
+            remote_qpn: to.qpn,
+            remote_qkey: self.q_key,
+            payload: frame,
+            lso: None,
+        }
+    }
+
     /// The MGID for a multicast or limited-broadcast address (RFC 4391 section 4).
     pub(crate) fn mgid(&self, ip: IpAddr) -> Gid {
         match ip {

@@ -146,13 +146,7 @@ impl Plane {
                 identity.qp.post_send(&sends);
                 sends.clear();
             }
-            sends.push(UdSend {
-                ah: &to.ah,
-                remote_qpn: to.qpn,
-                remote_qkey: identity.q_key,
-                payload: frame,
-                lso: None,
-            });
+            sends.push(identity.send(to, frame));
         }
         if !sends.is_empty() {
             identity.qp.post_send(&sends);

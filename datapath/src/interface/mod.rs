@@ -11,7 +11,7 @@ mod port;
 pub mod status;
 
 use crate::counters::Counters;
-use crate::forwarding::{Destination, Forwarding, Hop, destination};
+use crate::forwarding::{Destination, Forwarding, Hop, destination, is_group};
 use crate::host::{HostEvent, NextHop};
 use crate::icmp::{self, RateLimit, Reason};
 use crate::plane::{Plane, Upcall};
@@ -23,8 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{
-    MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, UdSend,
-    VerbsError,
+    MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, VerbsError,
 };
 use wire::ipoib::{ENCAP_LEN, Scope};
 use wire::mad::MgmtClass;
@@ -337,7 +336,7 @@ impl Interface {
         let Some(ip) = frame.get(ENCAP_LEN..).and_then(destination) else {
             return Counters::bump(&counters.tx_drop_not_ip);
         };
-        let multicast = ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+        let multicast = is_group(ip);
         if !multicast && !self.table.hops.contains_key(&ip) {
             let hop = match self.host.next_hop(ip) {
                 NextHop::OnLink => Hop::Neighbour(ip),
@@ -382,14 +381,7 @@ impl Interface {
                 self.icmp_error(now, packet, Reason::TooBig(to.mtu));
                 continue;
             }
-            let send = UdSend {
-                ah: &to.ah,
-                remote_qpn: to.qpn,
-                remote_qkey: identity.q_key,
-                payload: frame,
-                lso: None,
-            };
-            identity.qp.post_send(&[send]);
+            identity.qp.post_send(&[identity.send(to, frame)]);
             let counters = self.plane.counters();
             Counters::bump(&counters.tx_packets);
             Counters::add(&counters.tx_bytes, packet.len() as u64);

@@ -7,10 +7,11 @@ use crate::forwarding::{Destination, Key};
 use crate::host::NextHop;
 use crate::icmp::Reason;
 use arp::{Output, Path, Resolved, Source};
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use verbs::{AhAttributes, GrhAttributes, UdSend};
+use verbs::{AddressHandle, AhAttributes, GrhAttributes};
 use wire::Gid;
 use wire::ipoib::nd::{NdMessage, NdOptions, NdPacket, is_neighbor_discovery};
 use wire::ipoib::{ArpPacket, ENCAP_LEN, LinkAddress};
@@ -188,13 +189,7 @@ impl Interface {
         {
             self.groups.used(now, grh.dgid);
         }
-        identity.qp.post_send(&[UdSend {
-            ah: &to.ah,
-            remote_qpn: to.qpn,
-            remote_qkey: identity.q_key,
-            payload: &payload,
-            lso: None,
-        }]);
+        identity.qp.post_send(&[identity.send(&to, &payload)]);
     }
 
     /// What the data path needs to send to a neighbour.
@@ -227,13 +222,22 @@ impl Interface {
         let mtu = mtu.bytes().map_or(identity.mtu, |bytes| {
             identity.mtu.min(usize::from(bytes) - ENCAP_LEN)
         });
-        match self.port.create_ah(ah) {
-            Ok(ah) => Some(Destination::new(ah, entry.address.qpn, mtu, entry.stale)),
-            Err(error) => {
-                tracing::warn!(interface = %self.config.name, to = %entry.address, %error, "no address handle");
-                None
-            }
-        }
+        let ah = self.address_handle(ah, &entry.address)?;
+        Some(Destination::new(ah, entry.address.qpn, mtu, entry.stale))
+    }
+
+    /// An address handle for `to`; that there is none is logged.
+    pub(super) fn address_handle(
+        &self,
+        attributes: AhAttributes,
+        to: &dyn Display,
+    ) -> Option<AddressHandle> {
+        self.port
+            .create_ah(attributes)
+            .inspect_err(|error| {
+                tracing::warn!(interface = %self.config.name, %to, %error, "no address handle");
+            })
+            .ok()
     }
 
     /// The link address that others see (RFC 4391 section 9.1.1).

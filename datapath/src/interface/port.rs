@@ -46,8 +46,7 @@ impl Interface {
                 if self.running.is_some() {
                     self.groups.reregister(now);
                     self.neighbours.refresh_paths(now);
-                    self.unsubscribed = TRAPS.to_vec();
-                    self.subscribe(now);
+                    self.subscribe_anew(now);
                 }
             }
         }
@@ -135,6 +134,12 @@ impl Interface {
                 p_key,
             }),
         );
+    }
+
+    /// The SA knows of no subscription of ours.
+    fn subscribe_anew(&mut self, now: Instant) {
+        self.unsubscribed = TRAPS.to_vec();
+        self.subscribe(now);
     }
 
     pub(super) fn subscribe(&mut self, now: Instant) {
@@ -304,8 +309,7 @@ impl Interface {
             self.neighbours.link_up(now, address);
         }
         self.ask_use_at.get_or_insert(now);
-        self.unsubscribed = TRAPS.to_vec();
-        self.subscribe(now);
+        self.subscribe_anew(now);
     }
 
     fn broadcast_down(&mut self, now: Instant) {
@@ -325,7 +329,7 @@ impl Interface {
         }
     }
 
-    /// Makes a group's address handle; multicast always has a GRH (IBA 9.2.5... `mcast` of ib_ipoib).
+    /// Makes a group's address handle; multicast always has a GRH (Linux ipoib_multicast.c does the same).
     fn route(&mut self, mgid: Gid, record: &McMemberRecord) {
         let Some(identity) = &self.table.identity else {
             return;
@@ -343,14 +347,9 @@ impl Interface {
                 traffic_class: record.tclass,
             }),
         };
-        match self.port.create_ah(ah) {
-            Ok(ah) => {
-                let to = Destination::new(ah, Qpn::MULTICAST, identity.mtu, true);
-                Arc::make_mut(&mut self.table.groups).insert(mgid, to);
-            }
-            Err(error) => {
-                tracing::warn!(interface = %self.config.name, group = %mgid, %error, "no address handle")
-            }
+        if let Some(ah) = self.address_handle(ah, &mgid) {
+            let to = Destination::new(ah, Qpn::MULTICAST, identity.mtu, true);
+            Arc::make_mut(&mut self.table.groups).insert(mgid, to);
         }
     }
 }
