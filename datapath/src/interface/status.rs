@@ -345,6 +345,7 @@ impl Interface {
             unmatched,
             overload,
             malformed,
+            foreign,
             segments,
             broken_transfers,
             reports,

@@ -77,22 +77,23 @@ pub struct SubnetManager {
 }
 
 impl SubnetManager {
-    /// A manager that begins its first sweep at the first call of [`Self::handle_timeout`]. `seed` decides where transaction IDs begin, so that a
-    /// restarted manager does not take answers to its predecessor for its own.
+    /// A manager that begins its first sweep at the first call of [`Self::handle_timeout`]. `seed` decides the
+    /// transaction IDs: nobody else should know it.
     pub fn new(config: SmConfig, seed: u64) -> Self {
-        let first_tid = (seed ^ seed >> 32).wrapping_mul(0x9e37_79b9) as u32;
+        let mut tids = fastrand::Rng::with_seed(seed);
+        let first_report = tids.u32(..);
         SubnetManager {
             state: SmState::DISCOVERING,
             topo: Topology::default(),
             lids: LidTable::new(&config.lid_map),
             routing: Routing::default(),
             smps: SmpQueue::new(
-                first_tid,
+                tids,
                 config.smp_window,
                 config.smp_timeout,
                 config.smp_retries,
             ),
-            sa: sa::Sa::new(&config, first_tid),
+            sa: sa::Sa::new(&config, first_report),
             counters: Counters::default(),
             started: false,
             dirty: false,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 use verbs::MadSend;
 use wire::mad::attr::PortInfo;
-use wire::mad::{AttrId, Method, Smp};
+use wire::mad::{AttrId, Method, MgmtClass, Smp};
 use wire::{Lid, PKey, QKey, Qpn, ServiceLevel};
 
 /// What a request is for; decides what its answer means.
@@ -170,14 +170,15 @@ pub(super) struct SmpQueue {
     fresh: usize,
     /// Set(LinearForwardingTable) that have not timed out once.
     fresh_lft: usize,
-    next_tid: u32,
+    /// Transaction IDs: whoever cannot see the request shall not be able to answer it.
+    tids: fastrand::Rng,
     window: usize,
     timeout: Duration,
     retries: u8,
 }
 
 impl SmpQueue {
-    pub(super) fn new(first_tid: u32, window: usize, timeout: Duration, retries: u8) -> Self {
+    pub(super) fn new(tids: fastrand::Rng, window: usize, timeout: Duration, retries: u8) -> Self {
         SmpQueue {
             waiting: VecDeque::new(),
             in_flight: BTreeMap::new(),
@@ -186,7 +187,7 @@ impl SmpQueue {
             blocks: HashMap::new(),
             fresh: 0,
             fresh_lft: 0,
-            next_tid: first_tid,
+            tids,
             window: window.max(1),
             timeout,
             retries,
@@ -264,8 +265,12 @@ impl SmpQueue {
                 .filter(|_| transaction.attempts == 0)
                 .and_then(|b| self.blocks.get_mut(&b)?.take());
             let transaction = later.unwrap_or(transaction);
-            self.next_tid = self.next_tid.wrapping_add(1);
-            let tid = self.next_tid;
+            let tid = loop {
+                let tid = self.tids.u32(..);
+                if !self.in_flight.contains_key(&tid) {
+                    break tid;
+                }
+            };
             return Some(self.launch(now, tid, transaction));
         }
         None
@@ -284,7 +289,11 @@ impl SmpQueue {
     pub(super) fn complete(&mut self, smp: &Smp) -> Option<Transaction> {
         let tid = smp.header.tid as u32;
         let (_, t) = self.in_flight.get(&tid)?;
-        if t.attr_id != smp.header.attr_id || t.attr_mod != smp.header.attr_mod {
+        if t.attr_id != smp.header.attr_id
+            || t.attr_mod != smp.header.attr_mod
+            || smp.header.mgmt_class != MgmtClass::SUBN_DIRECTED
+            || smp.path() != t.route
+        {
             return None;
         }
         let (deadline, transaction) = self.in_flight.remove(&tid)?;
@@ -424,8 +433,8 @@ impl SmpQueue {
 
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
-        let next = self.next_tid;
-        *self = SmpQueue::new(next, self.window, self.timeout, self.retries);
+        let tids = self.tids.fork();
+        *self = SmpQueue::new(tids, self.window, self.timeout, self.retries);
     }
 }
 
@@ -436,7 +445,12 @@ mod tests {
     #[test]
     fn one_set_of_a_block_at_a_time_and_the_newest_last() {
         let mut now = Instant::now();
-        let mut queue = SmpQueue::new(0, 8, Duration::from_millis(200), 3);
+        let mut queue = SmpQueue::new(
+            fastrand::Rng::with_seed(1),
+            8,
+            Duration::from_millis(200),
+            3,
+        );
         let lft = AttrId::LINEAR_FORWARDING_TABLE;
         let set = |block: u16, content: u8| {
             Transaction::set(
@@ -455,6 +469,7 @@ mod tests {
         queue.push(set(0, 3));
         queue.push(set(0, 4));
         queue.push(set(1, 5));
+        now += Duration::from_millis(1);
         assert_eq!(sent(queue.poll(now).expect("another block")).data[0], 5);
         assert!(queue.poll(now).is_none());
         now += Duration::from_millis(200);
@@ -477,5 +492,45 @@ mod tests {
         // Block 1 waited for the sign of life.
         assert_eq!(rest, [5, 4]);
         assert!(queue.poll(now).is_none());
+    }
+    #[test]
+    fn answers_of_others_are_not_taken() {
+        let now = Instant::now();
+        let mut queue = SmpQueue::new(
+            fastrand::Rng::with_seed(1),
+            8,
+            Duration::from_millis(200),
+            3,
+        );
+        let probe = |port: u8| {
+            Transaction::get(
+                Purpose::Probe(Some((NodeId(1), port))),
+                AttrId::NODE_INFO,
+                0,
+                vec![port],
+            )
+        };
+        let mut sent = |port| {
+            queue.push(probe(port));
+            let mad = queue.poll(now).expect("a request");
+            Smp::parse(&mad.mad[..]).expect("an SMP")
+        };
+        let (first, second) = (sent(1), sent(2));
+        assert!(
+            first.header.tid.abs_diff(second.header.tid) > 1000,
+            "who sees one can guess the next"
+        );
+        let right = second.response(wire::mad::MadStatus::OK);
+        let mut elsewhere = right;
+        elsewhere.initial_path[1] = 1;
+        let mut further = right;
+        further.header.class_specific += 1;
+        let mut other = right;
+        other.header.tid = first.header.tid;
+        for forged in [elsewhere, further, other] {
+            assert!(queue.complete(&forged).is_none());
+        }
+        assert!(queue.complete(&right).is_some());
+        assert!(queue.complete(&right).is_none(), "the second time");
     }
 }

@@ -99,6 +99,8 @@ pub struct SaClientCounters {
     pub overload: u64,
     /// MADs that are no SA MADs for a client, or answer another question. Dropped.
     pub malformed: u64,
+    /// Dropped: not from the LID where the SA is.
+    pub foreign: u64,
     /// RMPP segments taken.
     pub segments: u64,
     /// RMPP transfers that the SA stopped, or that broke.
@@ -201,6 +203,8 @@ impl SaClient {
         };
         if mad.header.mgmt_class != MgmtClass::SUBN_ADM || mad.header.base_version != 1 {
             self.counters.malformed += 1;
+        } else if self.sm.is_none_or(|sm| sm.lid != received.slid) {
+            self.counters.foreign += 1;
         } else if mad.header.method == Method::REPORT {
             self.report(received, &mad);
         } else if !mad.header.method.is_response() {

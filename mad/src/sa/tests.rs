@@ -140,15 +140,20 @@ fn waits_without_an_sa_and_follows_it() {
     assert_eq!(send.dlid, Lid(9));
     assert_ne!(first[0].header.tid, second.header.tid);
     answer(&mut client, now, &first[0], MadStatus::OK);
+    let from_other = |asked: &SaMad| MadReceived {
+        slid: other.lid,
+        ..received(&asked.response(MadStatus::OK))
+    };
+    client.handle_mad(now, &from_other(&first[0]));
     assert!(
         results(&mut client).is_empty(),
-        "the old SA's answer is not taken"
+        "neither the old SA's answer is taken nor one to the old question"
     );
     client.set_sm(now, None);
     assert_eq!((client.poll_timeout(), client.pending()), (None, (0, 1)));
     client.set_sm(now, Some(other));
     let third = sent(&mut client);
-    answer(&mut client, now, &third[0], MadStatus::OK);
+    client.handle_mad(now, &from_other(&third[0]));
     assert_eq!(results(&mut client).len(), 1);
 }
 
@@ -229,6 +234,34 @@ fn answers_to_other_questions_are_dropped() {
     client.handle_mad(now, &received(&asked));
     assert!(results(&mut client).is_empty());
     assert_eq!(client.counters().malformed, 2);
+}
+
+#[test]
+fn others_than_the_sa_are_not_believed() {
+    let (mut client, now) = client(SaClientConfig::default());
+    client.request(now, path());
+    let asked = sent(&mut client)[0];
+    let report = SaMad::request(
+        Method::REPORT,
+        AttrId::NOTICE,
+        ComponentMask(0),
+        &Notice::gid_event(TrapNumber::GID_OUT_OF_SERVICE, gid(7), Lid(1), gid(1)).emit(),
+        5,
+    );
+    for mad in [asked.response(MadStatus::OK), report] {
+        client.handle_mad(
+            now,
+            &MadReceived {
+                slid: Lid(SM.lid.0 + 1),
+                ..received(&mad)
+            },
+        );
+    }
+    assert_eq!(client.counters().foreign, 2);
+    assert!(sent(&mut client).is_empty());
+    assert!(client.poll_event().is_none());
+    answer(&mut client, now, &asked, MadStatus::OK);
+    assert_eq!(results(&mut client).len(), 1);
 }
 
 #[test]

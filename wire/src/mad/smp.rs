@@ -105,6 +105,11 @@ impl Smp {
     pub const fn hop_count(&self) -> u8 {
         self.header.class_specific as u8
     }
+    /// The ports that the request leaves by, hop by hop, of a directed route; hops past [`MAX_HOPS`] are left out.
+    pub fn path(&self) -> &[u8] {
+        let hops = usize::from(self.hop_count()).min(MAX_HOPS);
+        &self.initial_path[1..=hops]
+    }
 }
 
 const _: () = assert!(Smp::LEN == MAD_LEN);
