@@ -144,7 +144,8 @@ impl<'a> LidFile<'a> {
     /// A failure is logged; the next change tries again.
     fn save(&mut self, subnet: &Subnet) {
         let Some(path) = self.path else { return };
-        let Some(lids) = subnet.manager().call(|manager, _| manager.sm.lid_map()) else {
+        let lids = subnet.manager();
+        let Some(lids) = lids.and_then(|sm| sm.call(|manager, _| manager.sm.lid_map())) else {
             return;
         };
         if lids == self.saved {
@@ -172,31 +173,33 @@ impl Handler for Asked {
     fn show(&self, what: ShowWhat) -> Result<Value, String> {
         match what {
             ShowWhat::Fabric => {
-                let answer = self
-                    .subnet
-                    .manager()
-                    .call(|manager, _| show::fabric_value(&manager.sm));
+                let manager = self.subnet.manager();
+                let manager = manager.ok_or("no subnet manager runs in this fabric")?;
+                let answer = manager.call(|manager, _| show::fabric_value(&manager.sm));
                 answer.ok_or_else(|| "the fabric is about to end".into())
             }
             ShowWhat::Stats => {
-                let switch = self.subnet.switch();
                 let mut list: Vec<(String, u64)> = Vec::new();
-                list.extend(
-                    switch
-                        .drops()
-                        .iter()
-                        .map(|(name, value)| (format!("switch_drop_{name}"), value)),
-                );
-                for number in 0..=switch.ports() {
-                    let counters = switch
-                        .counters(number)
-                        .into_iter()
-                        .flat_map(|c| c.iter().collect::<Vec<_>>());
-                    // A switch has many ports, most of them unused.
-                    let counters = counters.filter(|(_, value)| *value > 0);
+                let switches: Vec<_> = self.subnet.switches().collect();
+                for (name, switch) in &switches {
+                    // One switch needs no name.
+                    let name = match switches.len() {
+                        1 => String::new(),
+                        _ => format!("{name}_"),
+                    };
+                    let drops = switch.drops().iter();
                     list.extend(
-                        counters.map(|(name, value)| (format!("port_{number}_{name}"), value)),
+                        drops.map(|(drop, value)| (format!("{name}switch_drop_{drop}"), value)),
                     );
+                    for number in 0..=switch.ports() {
+                        let counters = switch.counters(number).into_iter();
+                        let counters = counters.flat_map(|c| c.iter().collect::<Vec<_>>());
+                        // A switch has many ports, most of them unused.
+                        let counters = counters.filter(|(_, value)| *value > 0);
+                        list.extend(counters.map(|(counter, value)| {
+                            (format!("{name}port_{number}_{counter}"), value)
+                        }));
+                    }
                 }
                 list.extend(
                     self.listener

@@ -5,8 +5,10 @@
 //! * [`hca`]: a channel adapter with one port, behind the `verbs` traits
 //! * [`switch`]: forwards by LFT and MFT
 //! * [`sm`]: subnet manager and subnet administration
+//! * [`topology`]: which nodes there are, and how they are wired
 pub mod hca;
 pub mod link;
 pub mod node;
 pub mod sm;
 pub mod switch;
+pub mod topology;

@@ -401,6 +401,101 @@ fn a_better_master_is_obeyed_and_replaced_when_silent() {
 }
 
 #[test]
+fn a_burst_of_traps_starves_nobody() {
+    let mut m = up(SmConfig::default());
+    let new = m.hca(0x9000);
+    m.link((new, 1), (5, 8));
+    // So dense that something is always being read.
+    for _ in 0..10_000 {
+        m.trap128(4);
+        m.trap128(5);
+        m.run(MS / 100);
+    }
+    assert_all_talk(&m, &[0, 1, 2, 3, new]);
+    // One more round of reads after the last trap at most.
+    let smps = m.sm.counters().get(Counter::SmpsSent);
+    m.run(5 * MS);
+    let after = m.sm.counters().get(Counter::SmpsSent) - smps;
+    assert!(after < 200, "{after} SMPs wait when the burst is over");
+}
+
+#[test]
+fn traps_that_nothing_can_mend_are_counted() {
+    let mut m = up(SmConfig::default());
+    let smps = m.sm.counters().get(Counter::SmpsSent);
+    for trap in [
+        TrapNumber::BUFFER_OVERRUN,
+        TrapNumber::BAD_M_KEY,
+        TrapNumber::BAD_P_KEY,
+    ] {
+        let notice = Notice {
+            trap_number: trap,
+            ..Notice::link_state_change(m.lid(4))
+        };
+        m.trap(4, notice);
+    }
+    m.run(5 * MS);
+    assert_eq!(m.sm.counters().get(Counter::LinkErrorTraps), 1);
+    assert_eq!(m.sm.counters().get(Counter::KeyTraps), 2);
+    assert_eq!(m.sm.counters().get(Counter::SmpsSent), smps);
+}
+
+#[test]
+fn who_knew_another_manager_registers_here() {
+    let mut m = up(SmConfig::default());
+    m.nodes[2].ports[1].info.master_sm_lid = Lid(99);
+    m.run(15 * SEC);
+    assert_eq!(m.nodes[2].ports[1].info.master_sm_lid, m.lid(0));
+    assert_eq!(
+        [1, 2, 3].map(|n| m.nodes[n].ports[1].reregistered),
+        [1, 2, 1]
+    );
+}
+
+fn other_sm(m: &mut Model, node: usize, sm_state: SmState) {
+    m.nodes[node].sm = Some(SmInfo {
+        guid: m.nodes[node].info.port_guid,
+        priority: 9,
+        sm_state,
+        ..SmInfo::default()
+    });
+    m.nodes[node].ports[1].info.capability_mask.0 |= CapabilityMask::IS_SM.0;
+}
+
+#[test]
+fn of_two_that_begin_the_better_goes_on() {
+    let mut m = two_switches(SmConfig::default());
+    other_sm(&mut m, 3, SmState::DISCOVERING);
+    m.run(3 * SEC);
+    assert_eq!((m.sm.state(), m.sets), (SmState::STANDBY, 0));
+    m.nodes[3].sm.as_mut().unwrap().sm_state = SmState::MASTER;
+    m.run(60 * SEC);
+    assert_eq!((m.sm.state(), m.sets), (SmState::STANDBY, 0));
+    // One that sweeps for ever is not waited for.
+    m.nodes[3].sm.as_mut().unwrap().sm_state = SmState::DISCOVERING;
+    m.run(15 * SEC);
+    assert_eq!(m.sm.state(), SmState::MASTER);
+    assert_all_talk(&m, &[0, 1, 2, 3]);
+}
+
+#[test]
+fn a_silent_master_is_replaced_in_bounded_time_and_lids_stay() {
+    let mut m = up(SmConfig::default());
+    let lids: Vec<Lid> = HCAS.map(|n| m.lid(n)).collect();
+    // Another manager took the subnet: ours is started anew beside it.
+    other_sm(&mut m, 3, SmState::MASTER);
+    m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
+    m.run(SEC);
+    assert_eq!(m.sm.state(), SmState::STANDBY);
+    m.nodes[3].alive = false;
+    m.run(3 * SEC);
+    assert_eq!(m.sm.state(), SmState::MASTER);
+    assert_eq!(HCAS.map(|n| m.lid(n)).collect::<Vec<_>>(), lids);
+    assert_all_talk(&m, &[0, 1, 2]);
+    assert_eq!([0, 1, 2].map(|n| m.nodes[n].ports[1].reregistered), [2; 3]);
+}
+
+#[test]
 fn random_mads_change_nothing() {
     let mut m = up(SmConfig::default());
     m.join(3, broadcast(), JoinState::FULL);

@@ -132,10 +132,9 @@ fn stats(world: &World) -> String {
             list(attacker.counters.values())
         );
     }
-    text += &format!(
-        "  switch: {}\n",
-        list(world.subnet.switch().drops().iter().collect())
-    );
+    for (_, switch) in world.subnet.switches() {
+        text += &format!("  switch: {}\n", list(switch.drops().iter().collect()));
+    }
     for victim in &world.victims {
         let interface = victim
             .node()

@@ -13,7 +13,9 @@ mod bits;
 pub mod describe;
 pub mod id;
 pub mod ipoib;
+mod link_rate;
 pub mod mad;
 pub mod packet;
 
 pub use id::{Gid, Guid, Lid, MtuCode, PKey, Psn, QKey, Qpn, RateCode, ServiceLevel};
+pub use link_rate::{BadLinkRate, LinkRate, LinkSpeed};

@@ -259,7 +259,11 @@ impl SubnetManager {
         let becomes_active = is_management
             || actual.port_state == PortState::ACTIVE
             || wanted.port_state == PortState::ACTIVE;
-        let reregister = port.reregister
+        // Clients that know another SM must come to this one.
+        let new_sm = is_end_port
+            && actual.master_sm_lid.is_unicast()
+            && actual.master_sm_lid != self.topo.own_lid();
+        let reregister = (port.reregister || new_sm)
             && becomes_active
             && pkeys_ready
             && port.has(CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED);

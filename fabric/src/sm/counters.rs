@@ -32,6 +32,10 @@ counters! {
     NodesDropped "nodes_dropped";
     /// Traps received.
     Traps "traps";
+    /// Of those, 129 to 131: errors of a link.
+    LinkErrorTraps "link_error_traps";
+    /// Of those, 256 to 259: wrong keys.
+    KeyTraps "key_traps";
     /// Nodes and ports found to have started anew.
     Resets "resets";
     /// Blocks of linear forwarding tables sent.

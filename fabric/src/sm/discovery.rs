@@ -18,6 +18,8 @@ use wire::mad::{AttrId, Smp};
 
 /// Links behind which nobody answered are tried again this often, if light sweeps are rarer.
 const SILENT_RETRY: Duration = Duration::from_secs(2);
+/// Traps of strangers cause light sweeps at least this far apart.
+const STRANGER_PAUSE: Duration = Duration::from_secs(1);
 /// While the own link is down nobody can tell that it came up.
 const OWN_PORT_POLL: Duration = Duration::from_millis(250);
 
@@ -71,6 +73,7 @@ impl SubnetManager {
     }
 
     fn schedule_sweep(&mut self, now: Instant) {
+        self.last_sweep = Some(now);
         self.next_sweep = Some(now + self.config.sweep_interval);
     }
 
@@ -579,13 +582,8 @@ impl SubnetManager {
         };
         let Some(port) = self.topo.by_lid(lid) else {
             // Someone that is not known has a LID of this manager's: look everywhere, but not at each trap of a stranger.
-            if self.smps.is_idle()
-                && self
-                    .next_sweep
-                    .is_some_and(|at| at > now + self.config.sweep_interval / 2)
-            {
-                self.next_sweep = Some(now + self.config.sweep_interval / 2);
-            }
+            let soon = self.last_sweep.map_or(now, |last| last + STRANGER_PAUSE);
+            self.next_sweep = self.next_sweep.map(|at| at.min(soon.max(now)));
             return;
         };
         match notice.trap_number {
@@ -603,7 +601,27 @@ impl SubnetManager {
                     u32::from(port.1),
                 );
             }
+            // Nothing here that a manager could mend; people should know.
+            TrapNumber::LINK_INTEGRITY
+            | TrapNumber::BUFFER_OVERRUN
+            | TrapNumber::FLOW_CONTROL_WATCHDOG => {
+                self.counters.add(Counter::LinkErrorTraps);
+                self.log_trap(lid, notice);
+            }
+            TrapNumber::BAD_M_KEY
+            | TrapNumber::BAD_P_KEY
+            | TrapNumber::BAD_Q_KEY
+            | TrapNumber::SWITCH_BAD_P_KEY => {
+                self.counters.add(Counter::KeyTraps);
+                self.log_trap(lid, notice);
+            }
             _ => {}
         }
+    }
+
+    fn log_trap(&self, lid: wire::Lid, notice: &Notice) {
+        let name = self.topo.by_lid(lid).and_then(|p| self.topo.node(p.0));
+        let name = name.map(|n| n.description.to_string()).unwrap_or_default();
+        tracing::warn!(%lid, name, trap = %notice.trap_number, "trap");
     }
 }

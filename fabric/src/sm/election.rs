@@ -12,6 +12,8 @@ use wire::{Guid, Lid};
 const HANDOVER: u32 = 1;
 /// The receiver of a HANDOVER took over.
 const ACKNOWLEDGE: u32 = 2;
+/// Polls that a better manager has to become master, once it was seen to sweep: a large subnet takes it seconds.
+pub(super) const PATIENCE: u8 = 20;
 
 impl SubnetManager {
     fn own_guid(&self) -> Guid {
@@ -47,7 +49,16 @@ impl SubnetManager {
             .filter(|(_, info)| info.sm_state == SmState::MASTER)
             .max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)));
         match (self.state, master) {
-            (SmState::DISCOVERING, None) if self.topo.own.is_some() => self.become_master(now),
+            (SmState::DISCOVERING, None) if self.topo.own.is_some() => {
+                // Two that begin at once: the better one goes on (IBA 14.4.1.1), if it does.
+                let better = others.iter().find(|(_, info)| {
+                    info.sm_state == SmState::DISCOVERING && self.is_better(info)
+                });
+                match better.filter(|_| self.patience > 0) {
+                    Some((port, _)) => self.become_standby(now, *port),
+                    None => self.become_master(now),
+                }
+            }
             // A worse master hands over when it sees this one.
             (SmState::DISCOVERING, Some((port, _))) => self.become_standby(now, *port),
             // Two masters have written over each other's tables: the better one must start anew, so it is told.
@@ -75,6 +86,7 @@ impl SubnetManager {
     fn become_master(&mut self, now: Instant) {
         tracing::info!(guid = %self.own_guid(), "subnet manager is master");
         self.state = SmState::MASTER;
+        self.patience = PATIENCE;
         self.master = None;
         self.next_poll = None;
         self.next_sweep = Some(now + self.config.sweep_interval);
@@ -135,8 +147,10 @@ impl SubnetManager {
     }
 
     pub(super) fn polled(&mut self, now: Instant, smp: &Smp) {
-        if SmInfo::parse(&smp.data).is_none_or(|info| info.sm_state != SmState::MASTER) {
-            self.master_silent(now);
+        match SmInfo::parse(&smp.data).map(|info| info.sm_state) {
+            Some(SmState::MASTER) => self.patience = PATIENCE,
+            Some(SmState::DISCOVERING) if self.patience > 0 => self.patience -= 1,
+            _ => self.master_silent(now),
         }
     }
 
@@ -170,6 +184,14 @@ impl SubnetManager {
             self.rediscover(now);
             // The giver says so itself, whatever its SMInfo still says.
             self.become_master(now);
+            // Not repeated: the giver has the answer already, and sees the new state when it polls.
+            let tid = request.header.tid;
+            let acknowledge = Smp::lid_routed(Method::SET, AttrId::SM_INFO, ACKNOWLEDGE, tid);
+            if source.is_unicast() {
+                let acknowledge = acknowledge.with_data(&self.sm_info().emit());
+                self.out_smp
+                    .push_back(super::smp::send_smp(acknowledge, source));
+            }
         }
     }
 }

@@ -38,6 +38,8 @@ use wire::{Guid, Lid, Qpn};
 
 /// What was found is put to use when no request is on the way, or nothing was answered for so long: who is alive answers sooner.
 const QUIET: Duration = Duration::from_millis(5);
+/// A master puts to use what was found after this time at the latest, however much is still being found: a burst of traps starves nobody.
+const LATEST: Duration = Duration::from_millis(50);
 
 /// Subnet manager and SA of one subnet.
 ///
@@ -70,6 +72,11 @@ pub struct SubnetManager {
     next_poll: Option<Instant>,
     /// When to put to use what was found, though answers are missing.
     next_settle: Option<Instant>,
+    /// Since when something waits to be put to use.
+    dirty_since: Option<Instant>,
+    /// Polls that a better manager may answer before it is master (it may sweep for long).
+    patience: u8,
+    last_sweep: Option<Instant>,
     /// A discovery request was answered since.
     progress: bool,
     now: Option<Instant>,
@@ -106,6 +113,9 @@ impl SubnetManager {
             next_retry: None,
             next_poll: None,
             next_settle: None,
+            dirty_since: None,
+            patience: election::PATIENCE,
+            last_sweep: None,
             progress: false,
             now: None,
             out_smp: VecDeque::new(),
@@ -210,12 +220,17 @@ impl SubnetManager {
     /// What follows from whatever was just handled.
     fn after(&mut self, now: Instant) {
         if !self.dirty {
-            self.next_settle = None;
+            (self.next_settle, self.dirty_since) = (None, None);
         } else if self.smps.discovery_settled() || self.next_settle.is_some_and(|at| at <= now) {
-            self.next_settle = None;
+            (self.next_settle, self.dirty_since) = (None, None);
             self.settle(now);
         } else if std::mem::take(&mut self.progress) || self.next_settle.is_none() {
-            self.next_settle = Some(now + QUIET);
+            // The first sweep decides who is master: it is not cut short.
+            let latest = match self.state {
+                SmState::MASTER => *self.dirty_since.get_or_insert(now) + LATEST,
+                _ => now + QUIET,
+            };
+            self.next_settle = Some(latest.min(now + QUIET));
         }
         if !self.armed.is_empty() {
             self.advance_armed(now);

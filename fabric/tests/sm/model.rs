@@ -195,12 +195,20 @@ impl Model {
     }
 
     pub fn trap128(&mut self, node: usize) {
+        self.trap(
+            node,
+            Notice::link_state_change(self.nodes[node].ports[0].info.lid),
+        );
+    }
+
+    /// A trap of a switch.
+    pub fn trap(&mut self, node: usize, notice: Notice) {
         let info = self.nodes[node].ports[0].info;
         if !info.master_sm_lid.is_unicast() || !self.nodes[node].alive {
             return;
         }
-        let smp = Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, 0x77)
-            .with_data(&Notice::link_state_change(info.lid).emit()[..64]);
+        let smp =
+            Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, 0x77).with_data(&notice.emit()[..64]);
         self.deliver(info.lid, Qpn::SMI, smp.emit());
     }
 

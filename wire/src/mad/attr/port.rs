@@ -53,6 +53,7 @@ named!(LinkWidth(u8) {
     X1_OR_X4 = 3 "1x or 4x";
     X8 = 4 "8x";
     X12 = 8 "12x";
+    X2 = 16 "2x";
 });
 
 macro_rules! capabilities {
@@ -173,8 +174,13 @@ record! {
         local_phy_errors: u8 = 424:4,
         overrun_errors: u8 = 428:4,
         max_credit_hint: u16 = 432:16,
+        /// Of speeds beyond NDR; bit 0: 200 Gbit/s per lane.
+        link_speed_ext_active2: u8 = 449:2,
+        link_speed_ext_supported2: u8 = 451:2,
+        link_speed_ext_enabled2: u8 = 453:3,
         link_round_trip_latency: u32 = 456:24,
         capability_mask2: u16 = 480:16,
+        /// Bit 0: 14, bit 1: 25, bit 2: 50, bit 3: 100 Gbit/s per lane.
         link_speed_ext_active: u8 = 496:4,
         link_speed_ext_supported: u8 = 500:4,
         link_speed_ext_enabled: u8 = 507:5,
