@@ -51,7 +51,7 @@ impl SmiNode {
             return Err(DropReason::BadRoute);
         }
         if mad[STATUS] & 0x80 != 0 {
-            return self.receive_returning(mad, pointer, count);
+            return self.receive_returning(mad, ingress);
         }
         match pointer {
             // 9:1 is a beginning, which never comes off a link. Nor does an empty path that begins and ends here: the answer would have no
@@ -79,22 +79,22 @@ impl SmiNode {
         }
     }
 
-    fn receive_returning(
-        self,
-        mad: &mut [u8; 256],
-        pointer: u8,
-        count: u8,
-    ) -> Result<Route, DropReason> {
+    /// A response comes back by the port that its request left by: else somebody answers for others.
+    fn receive_returning(self, mad: &mut [u8; 256], ingress: u8) -> Result<Route, DropReason> {
+        let (pointer, count) = (mad[HOP_POINTER], mad[HOP_COUNT]);
         match pointer {
-            // 13:4: came the last part by LID.
-            0 => Ok(Route::Back),
+            // 13:4: came the last part by LID; or never left this node.
+            0 if ingress == 0 || lid(mad, DR_SLID) != Lid::PERMISSIVE => Ok(Route::Back),
+            p if (1..=count).contains(&p) && mad[INITIAL_PATH + usize::from(p)] != ingress => {
+                Err(DropReason::BadRoute)
+            }
             // 13:3: the end of the directed part.
             1 => {
                 mad[HOP_POINTER] = 0;
                 self.end(lid(mad, DR_SLID), Route::Back)
             }
             // 13:2: an intermediate hop; 13:1 where a LID-routed first part ends here.
-            p if p <= count + 1 => {
+            p if (2..=count + 1).contains(&p) => {
                 mad[HOP_POINTER] = p - 1;
                 self.out(mad[RETURN_PATH + usize::from(p) - 1])
             }
@@ -165,5 +165,40 @@ impl SmiNode {
             lid if self.is_switch && lid.is_unicast() => Ok(Route::ByLid(lid)),
             _ => Err(DropReason::BadRoute),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::mad::{AttrId, MadStatus, Method, Smp};
+
+    #[test]
+    fn nobody_answers_for_others() {
+        let switch = SmiNode {
+            is_switch: true,
+            ports: 8,
+        };
+        let answer = |pointer| {
+            let mut smp = Smp::directed(Method::GET, AttrId::NODE_INFO, 0, 1, &[2, 3])
+                .response(MadStatus::OK);
+            smp.return_path[1] = 5;
+            smp.set_hop_pointer(pointer);
+            smp.emit()
+        };
+        // At the first switch, and at the second one.
+        for (pointer, asked_by, right) in [(1, 2, Route::Back), (2, 3, Route::Out(5))] {
+            for ingress in 0..=8 {
+                let routed = switch.receive(&mut answer(pointer), ingress);
+                let expected = if ingress == asked_by {
+                    Ok(right)
+                } else {
+                    Err(DropReason::BadRoute)
+                };
+                assert_eq!(routed, expected, "{pointer} {ingress}");
+            }
+        }
+        // Nor by the back door for routes that end LID-routed.
+        assert_eq!(switch.receive(&mut answer(0), 2), Err(DropReason::BadRoute));
     }
 }

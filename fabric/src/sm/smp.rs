@@ -292,6 +292,7 @@ impl SmpQueue {
         if t.attr_id != smp.header.attr_id
             || t.attr_mod != smp.header.attr_mod
             || smp.header.mgmt_class != MgmtClass::SUBN_DIRECTED
+            || smp.dr_slid != Lid::PERMISSIVE
             || smp.path() != t.route
         {
             return None;
