@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod failures;
+mod guest;
 mod interface;
+mod kernel;
 mod scripts;
 mod subnet;
 mod traffic;

@@ -119,6 +119,11 @@ pub(crate) struct Subnet {
 impl Subnet {
     /// Runs `up.sh`; none where that is not possible.
     pub(crate) fn up(hosts: u32) -> Option<Subnet> {
+        Subnet::up_with(hosts, &[])
+    }
+
+    /// The same with arguments for the fabric.
+    pub(crate) fn up_with(hosts: u32, fabric: &[&str]) -> Option<Subnet> {
         if !possible() {
             return None;
         }
@@ -126,7 +131,7 @@ impl Subnet {
             prefix: unique(),
             place: tempfile::tempdir().unwrap(),
         };
-        succeed(subnet.script("up.sh").arg(hosts.to_string()));
+        succeed(subnet.script("up.sh").arg(hosts.to_string()).args(fabric));
         Some(subnet)
     }
 
@@ -191,8 +196,7 @@ impl Subnet {
 
     /// `ipoib show fabric`.
     pub(crate) fn show_fabric(&self) -> serde_json::Value {
-        let port = self.url().rsplit(':').next().unwrap().to_owned();
-        self.ask("fabric", &format!("fabric@{port}"))
+        self.ask("fabric", &format!("fabric@{}", self.port()))
     }
 
     /// Null where nobody answers.
@@ -222,6 +226,11 @@ impl Subnet {
     /// Where the fabric listens.
     pub(crate) fn url(&self) -> String {
         self.file("fabric.url")
+    }
+
+    /// The port of it.
+    pub(crate) fn port(&self) -> String {
+        self.url().rsplit(':').next().unwrap().to_owned()
     }
 
     /// The process of `fabric` or `hostK`.
