@@ -38,6 +38,8 @@ pub enum Command {
     Resolve(Resolve),
     /// Ping over a fabric from an IP stack of its own: no privileges, no network device
     Ping(Ping),
+    /// Run one of the infiniband-diags (ibnetdiscover, saquery, perfquery, ...) at a node of a running fabric
+    Diag(Diag),
 }
 
 /// `ipoib demo`
@@ -63,12 +65,49 @@ pub struct FabricArgs {
     /// Take hosts from these addresses too, besides loopback; may be repeated
     #[arg(long, value_name = "CIDR")]
     pub allow: Vec<Cidr>,
+    /// Who manages the subnet
+    #[arg(long, value_enum, default_value_t)]
+    pub sm: SmChoice,
+    /// Serve programs on libumad2sim by UDP too: control at this port, data at those that follow
+    #[arg(long, value_name = "udp://ADDR:PORT")]
+    pub umad: Option<UdpUrl>,
     /// Settings (TOML); options here go before those in the file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Path of the control socket
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+}
+
+/// Who manages the subnet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SmChoice {
+    /// A subnet manager that somebody else starts, on a node of the fabric or behind one of its links
+    None,
+    /// The one in this program
+    #[default]
+    Embedded,
+    /// Debian's OpenSM, started and watched over by this program
+    Opensm,
+}
+
+/// `ipoib diag`
+#[derive(Debug, Args)]
+pub struct Diag {
+    /// The node to be on; without it, the first one
+    #[arg(long, value_name = "NODE")]
+    pub on: Option<String>,
+    /// The fabric, as `ipoib show` lists them; needed where several run
+    #[arg(long, value_name = "NAME")]
+    pub fabric: Option<String>,
+    /// Path of its control socket
+    #[arg(long, value_name = "PATH", conflicts_with = "fabric")]
+    pub control: Option<PathBuf>,
+    /// The program, such as ibnetdiscover
+    pub tool: String,
+    /// Its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<std::ffi::OsString>,
 }
 
 /// `ipoib up`

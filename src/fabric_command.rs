@@ -1,8 +1,9 @@
 //! `ipoib fabric`: a software subnet in the foreground.
 
-use crate::cli::{FabricArgs, ShowWhat, UdpUrl, parse_guid};
+use crate::cli::{FabricArgs, ShowWhat, SmChoice, UdpUrl, parse_guid};
 use crate::config::{self, FabricFile};
 use crate::control::{self, FABRIC_PREFIX, Handler};
+use crate::opensm::{OpenSm, Umad};
 use crate::show;
 use crate::signals::Signals;
 use crate::subnet::Subnet;
@@ -10,6 +11,8 @@ use anyhow::{Context, bail};
 use crossbeam_channel::{select, tick};
 use fabric::link::capture::Tap;
 use fabric::link::udp::{ListenConfig, UdpListener};
+use fabric::topology::Topology;
+use fabric::umad::{UmadConfig, UmadServer};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -57,10 +60,12 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         port => u64::from(port),
     };
     let guid = file.guid.unwrap_or(Guid(0x0200_0000_0000_0000 | number));
-    let subnet = Subnet::start(guid, file.ports, sm)?;
+    let topology = Topology::single_switch(guid, file.ports);
+    let embedded = (args.sm == SmChoice::Embedded).then(|| sm.clone());
+    let subnet = Subnet::with_topology(&topology, embedded)?;
     let listener = subnet
         .listen(ListenConfig {
-            allow,
+            allow: allow.clone(),
             ..ListenConfig::new(address)
         })
         .with_context(|| format!("cannot listen on {address}"))?;
@@ -69,6 +74,25 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         || control::socket_path(&format!("{FABRIC_PREFIX}{}", local.port())),
         Ok,
     )?;
+    let nodes = subnet.nodes();
+    let umad = Umad {
+        base: format!("ipoib-{local}"),
+        nodes: nodes.iter().map(|(name, _)| name.clone()).collect(),
+    };
+    let server = UmadServer::start(UmadConfig {
+        base: umad.base.clone(),
+        udp: args.umad.map(|url| url.0),
+        allow,
+        nodes,
+    });
+    let umad_server = Arc::new(server.context("cannot serve libumad2sim")?);
+    let opensm = match args.sm {
+        SmChoice::Opensm => {
+            let node = umad.nodes.first().map_or("", String::as_str);
+            Some(OpenSm::start(&umad.base, node, &sm)?)
+        }
+        SmChoice::None | SmChoice::Embedded => None,
+    };
     let subnet = Arc::new(subnet);
     let listener = Arc::new(listener);
     let server = control::Server::start(
@@ -76,11 +100,18 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         Arc::new(Asked {
             subnet: subnet.clone(),
             listener: listener.clone(),
+            umad,
+            umad_server: umad_server.clone(),
         }),
     )?;
     show::say(format_args!(
-        "fabric: a switch with {} ports and a subnet manager; hosts connect to {}",
+        "fabric: a switch with {} ports and {}; hosts connect to {}",
         file.ports,
+        match args.sm {
+            SmChoice::None => "no subnet manager of its own",
+            SmChoice::Embedded => "a subnet manager",
+            SmChoice::Opensm => "OpenSM",
+        },
         UdpUrl(local)
     ));
     // Without a service manager there is nobody to tell.
@@ -95,6 +126,7 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     lids.save(&subnet);
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
     drop(server);
+    drop(opensm);
     listener.close();
     Ok(ExitCode::SUCCESS)
 }
@@ -167,6 +199,8 @@ impl<'a> LidFile<'a> {
 struct Asked {
     subnet: Arc<Subnet>,
     listener: Arc<UdpListener>,
+    umad: Umad,
+    umad_server: Arc<UmadServer>,
 }
 
 impl Handler for Asked {
@@ -208,6 +242,8 @@ impl Handler for Asked {
                         .into_iter()
                         .map(|(name, value)| (format!("listen_{name}"), value)),
                 );
+                let umad = self.umad_server.counters().values().into_iter();
+                list.extend(umad.map(|(name, value)| (format!("umad_{name}"), value)));
                 for (source, counters) in self.listener.links() {
                     list.extend(
                         counters
@@ -224,6 +260,10 @@ impl Handler for Asked {
 
     fn resolve(&self, _ip: IpAddr) -> Result<Value, String> {
         Err("this is a fabric; ask an interface (`ipoib show` lists what runs)".into())
+    }
+
+    fn umad(&self) -> Result<Umad, String> {
+        Ok(self.umad.clone())
     }
 
     fn tap(&self) -> Option<Arc<Tap>> {

@@ -10,6 +10,7 @@ pub mod fabric_command;
 pub mod linux;
 pub mod machines;
 pub mod node;
+pub mod opensm;
 pub mod ping;
 pub mod resolve;
 pub mod run;

@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # program:package
-needed=(ip:iproute2 ping:iputils-ping iperf3:iperf3 curl:curl python3:python3 tshark:tshark ifconfig:net-tools setsid:util-linux cc:gcc qemu-system-x86_64:qemu-system-x86 cpio:cpio)
+needed=(ip:iproute2 ping:iputils-ping iperf3:iperf3 curl:curl python3:python3 tshark:tshark ifconfig:net-tools setsid:util-linux cc:gcc qemu-system-x86_64:qemu-system-x86 cpio:cpio
+    opensm:opensm ibsim:ibsim-utils saquery:infiniband-diags)
 missing=()
 for pair in "${needed[@]}"; do
     command -v "${pair%:*}" >/dev/null || missing+=("${pair#*:}")

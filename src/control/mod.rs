@@ -31,6 +31,8 @@ pub enum Request {
     Show(ShowWhat),
     /// Where an IP address leads.
     Resolve(IpAddr),
+    /// How programs on libumad2sim reach a fabric: [`Umad`](crate::opensm::Umad).
+    Umad,
     /// What passes the link, from now on.
     Capture {
         /// Frames after which it ends.

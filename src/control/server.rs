@@ -2,6 +2,7 @@
 
 use super::{Captured, Request, Response};
 use crate::cli::ShowWhat;
+use crate::opensm::Umad;
 use crossbeam_channel::RecvTimeoutError;
 use fabric::link::capture::Tap;
 use fabric::link::pcap::PcapWriter;
@@ -45,6 +46,13 @@ pub trait Handler: Send + Sync {
     /// # Errors
     /// In words: why it cannot be resolved.
     fn resolve(&self, ip: IpAddr) -> Result<Value, String>;
+    /// How programs on libumad2sim reach this fabric.
+    ///
+    /// # Errors
+    /// In words: it is none.
+    fn umad(&self) -> Result<Umad, String> {
+        Err("this is an interface; the diagnostics run on a fabric".into())
+    }
     /// Where packets can be captured, if they can.
     fn tap(&self) -> Option<Arc<Tap>>;
 }
@@ -238,6 +246,10 @@ fn serve(shared: &Shared, stream: &mut UnixStream) -> io::Result<()> {
     let answer = match serde_json::from_slice::<Request>(&line) {
         Ok(Request::Show(what)) => shared.handler.show(what),
         Ok(Request::Resolve(ip)) => shared.handler.resolve(ip),
+        Ok(Request::Umad) => match shared.handler.umad() {
+            Ok(umad) => Ok(serde_json::to_value(umad)?),
+            Err(error) => Err(error),
+        },
         Ok(Request::Captured) => Ok(serde_json::to_value(*shared.captures.last.lock())?),
         Ok(Request::Capture { count }) => match shared.handler.tap() {
             Some(tap) => return capture(&shared.captures, &tap, count, stream),

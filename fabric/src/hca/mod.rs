@@ -13,6 +13,7 @@ use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
     AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
     NodeCore, NodeInput, Plane, SmiNode, is_own_lid, mad_received, register_mad_agent, register_sm,
+    register_umad,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -219,10 +220,7 @@ impl Hca {
                 Qpn::GSI => run.iter().for_each(|p| self.core.receive_gsi(p)),
                 qpn => match table.qps.get(&qpn) {
                     Some(qp) => self.deliver_to(qp, attributes, run),
-                    None => self
-                        .core
-                        .drops
-                        .add(DropReason::NoQueuePair, run.len() as u64),
+                    None => run.iter().for_each(|p| self.core.receive_absent_qp(p)),
                 },
             }
         }
@@ -367,6 +365,9 @@ impl ManagementPort for Hca {
     }
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
         register_sm(self.arc()?, handler)
+    }
+    fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+        Ok(register_umad(self.arc()?, handler))
     }
 }
 

@@ -28,6 +28,8 @@ pub struct AgentResource {
 struct AgentEntry {
     resource: AgentResource,
     handler: Arc<dyn MadHandler>,
+    /// See [`super::ManagementPort::register_umad`].
+    is_umad: bool,
 }
 
 /// What the data planes of switch and HCA share.
@@ -173,6 +175,21 @@ impl NodeCore {
         }
     }
 
+    /// A packet for a queue pair that does not exist: some umad agent's, if it is a MAD at all.
+    pub(crate) fn receive_absent_qp(&self, packet: &Packet<'_>) {
+        let is_mad = packet.ext.deth.is_some_and(|d| d.q_key == QKey::GSI)
+            && packet.bth.opcode == Opcode::UD_SEND_ONLY;
+        let agents = self.agents.load();
+        let mut umads = agents.iter().filter(|a| is_mad && a.is_umad).peekable();
+        if umads.peek().is_none() {
+            return self.drops.count(DropReason::NoQueuePair);
+        }
+        match mad_received(packet) {
+            Some(mad) => umads.for_each(|a| a.handler.mad_received(mad.clone())),
+            None => self.drops.count(DropReason::BadMad),
+        }
+    }
+
     /// Gives a MAD of QP1 to performance management or to its agents.
     fn dispatch_gsi(&self, mad: MadReceived) {
         let class = MgmtClass(mad.mad[1]);
@@ -194,7 +211,7 @@ impl NodeCore {
         } else {
             let mut takers = agents
                 .iter()
-                .filter(|a| a.resource.classes.contains(&class))
+                .filter(|a| a.is_umad || a.resource.classes.contains(&class))
                 .peekable();
             if takers.peek().is_none() {
                 return self.drops.count(DropReason::NoClassAgent);
@@ -208,8 +225,16 @@ impl NodeCore {
         }
     }
 
-    /// Gives an SMP to the subnet manager of this node.
+    /// Gives an SMP to the agent that asked, or to the subnet manager of this node.
     pub(crate) fn to_sm(&self, mad: MadReceived) {
+        if Method(mad.mad[3]).is_response() {
+            let tid_high = u32::from_be_bytes([mad.mad[8], mad.mad[9], mad.mad[10], mad.mad[11]]);
+            let agents = self.agents.load();
+            let is_asker = |a: &&Arc<AgentEntry>| a.is_umad && a.resource.tid_high == tid_high;
+            if let Some(agent) = agents.iter().find(is_asker) {
+                return agent.handler.mad_received(mad);
+            }
+        }
         match self.sm.load().as_ref() {
             Some(sm) => sm.handler.mad_received(mad),
             None => self.drops.count(DropReason::NoSubnetManager),
@@ -296,7 +321,7 @@ impl<P: Plane> MadAgent for Agent<P> {
         self.entry.resource.tid_high
     }
     fn send(&self, mad: MadSend) {
-        if mad.remote_qpn == Qpn::SMI && self.is_sm {
+        if mad.remote_qpn == Qpn::SMI && (self.is_sm || self.entry.is_umad) {
             send_smp(&*self.plane, mad)
         } else {
             send_gsi(&*self.plane, mad)
@@ -332,6 +357,23 @@ pub(crate) fn register_mad_agent<P: Plane>(
     classes: &[MgmtClass],
     handler: Arc<dyn MadHandler>,
 ) -> Box<dyn MadAgent> {
+    register(plane, classes, handler, false)
+}
+
+/// See [`super::ManagementPort::register_umad`].
+pub(crate) fn register_umad<P: Plane>(
+    plane: Arc<P>,
+    handler: Arc<dyn MadHandler>,
+) -> Box<dyn MadAgent> {
+    register(plane, &[], handler, true)
+}
+
+fn register<P: Plane>(
+    plane: Arc<P>,
+    classes: &[MgmtClass],
+    handler: Arc<dyn MadHandler>,
+    is_umad: bool,
+) -> Box<dyn MadAgent> {
     let core = plane.core();
     let tid_high = core.next_tid_high.fetch_add(1, Relaxed);
     let entry = Arc::new(AgentEntry {
@@ -340,6 +382,7 @@ pub(crate) fn register_mad_agent<P: Plane>(
             classes: classes.to_vec(),
         },
         handler,
+        is_umad,
     });
     {
         let _registering = core.registering.lock();
@@ -368,6 +411,7 @@ pub(crate) fn register_sm<P: Plane>(
     let entry = Arc::new(AgentEntry {
         resource: AgentResource { tid_high, classes },
         handler,
+        is_umad: false,
     });
     {
         let _registering = core.registering.lock();

@@ -26,7 +26,9 @@ pub use smi::{Route, SmiNode};
 
 pub(crate) use control::{Extra, NodeConfig};
 pub(crate) use counters::{Enforcement, PortPlane, saturating_count};
-pub(crate) use gsi::{NodeCore, Plane, is_own_lid, mad_received, register_mad_agent, register_sm};
+pub(crate) use gsi::{
+    NodeCore, Plane, is_own_lid, mad_received, register_mad_agent, register_sm, register_umad,
+};
 
 use std::sync::Arc;
 use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};
@@ -46,4 +48,7 @@ pub trait ManagementPort: Send + Sync {
     /// Registers the subnet manager of this port: it gets SMP responses, traps, and SMInfo requests, and IsSM is set in the CapabilityMask while
     /// it lives. One at a time. Its `send` begins directed routes here; what is addressed to this very node goes to the agents here.
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;
+    /// Registers what `ib_umad` is to a kernel: an agent that sends MADs of every class from QP0 and QP1, gets the responses that carry its
+    /// number, all requests of QP1's classes, and requests with QP1's Q_Key to queue pairs that are not there.
+    fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;
 }

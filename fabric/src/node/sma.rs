@@ -111,7 +111,8 @@ fn first_port_info(config: &NodeConfig, number: u8) -> PortInfo {
         neighbor_mtu: config.mtu_cap,
         mtu_cap: config.mtu_cap,
         vl_cap: VL_CAP,
-        operational_vls: 1,
+        // All, so that OpenSM finds nothing to change: it takes a link down for that.
+        operational_vls: VL_CAP,
         vl_arb_high_cap: 8,
         vl_arb_low_cap: 8,
         guid_cap: if is_end_port { GUID_CAP } else { 0 },

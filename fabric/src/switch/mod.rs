@@ -11,7 +11,7 @@ use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
     AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
     NodeCore, NodeInput, Plane, PortPlane, SmiNode, is_own_lid, mad_received, register_mad_agent,
-    register_sm,
+    register_sm, register_umad,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -351,7 +351,7 @@ impl Switch {
                     self.core.receive_gsi(packet)
                 }
                 (_, Qpn::GSI) => self.core.drops.count(DropReason::PortNotActive),
-                _ => self.core.drops.count(DropReason::NoQueuePair),
+                _ => self.core.receive_absent_qp(packet),
             }
         }
     }
@@ -383,5 +383,8 @@ impl ManagementPort for Switch {
     }
     fn register_sm(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
         register_sm(self.arc()?, handler)
+    }
+    fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
+        Ok(register_umad(self.arc()?, handler))
     }
 }

@@ -21,7 +21,7 @@ macro_rules! counters {
     ($(#[$struct:meta])* $name:ident { $($(#[$meta:meta])* $field:ident,)* }) => {
         $(#[$struct])*
         #[derive(Debug, Default)]
-        pub struct $name { $($(#[$meta])* pub $field: Counter,)* }
+        pub struct $name { $($(#[$meta])* pub $field: $crate::link::udp::counters::Counter,)* }
 
         impl $name {
             /// Every counter with its name.
@@ -31,6 +31,7 @@ macro_rules! counters {
         }
     };
 }
+pub(crate) use counters;
 
 counters! {
     /// Counts of one link, datagrams unless it says bytes.

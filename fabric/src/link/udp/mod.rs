@@ -11,7 +11,7 @@
 //! so (GRO); datagrams are never fragmented, so the network below must carry them whole: 2,044 bytes of IP take 2,120 bytes at most.
 
 mod cidr;
-mod counters;
+pub(crate) mod counters;
 mod dial;
 mod errqueue;
 mod listen;

@@ -1,0 +1,114 @@
+//! Configuration of OpenSM from ours.
+
+use fabric::sm::{GroupParams, Membership, Partition, SmConfig};
+use std::fmt::Write;
+use std::io;
+use std::path::Path;
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::broadcast_gid;
+
+/// Name of its configuration file, in its directory.
+pub(super) const CONFIG: &str = "opensm.conf";
+const PARTITIONS: &str = "partitions.conf";
+
+/// Writes the files into its directory.
+pub(super) fn write(place: &Path, sm: &SmConfig) -> io::Result<()> {
+    let partitions: String = sm.partitions.iter().map(partition).collect();
+    std::fs::write(place.join(PARTITIONS), partitions)?;
+    std::fs::write(place.join(CONFIG), options(place, sm))
+}
+
+fn options(place: &Path, sm: &SmConfig) -> String {
+    format!(
+        "partition_config_file {}\nsm_priority {}\nsweep_interval {}\nforce_log_flush TRUE\nlog_flags 0x03\ndump_files_dir {}\n",
+        place.join(PARTITIONS).display(),
+        sm.sm_priority,
+        sm.sweep_interval.as_secs().max(1),
+        place.display(),
+    )
+}
+
+/// The syntax is that of opensm's partition-config.txt. Its partition-level `scope=` does not move the broadcast group, so that stands as a
+/// group of its own wherever it is not the usual one.
+fn partition(p: &Partition) -> String {
+    let word = |membership: Membership| match membership {
+        Membership::Full => "full",
+        Membership::Limited => "limited",
+    };
+    let mut text = format!("{}=0x{:04x}", name(p), p.pkey.base());
+    if let Some(group) = &p.ipoib {
+        let _ = write!(text, ", ipoib{}", params(group));
+    }
+    text.push_str(" :");
+    let scoped = p.ipoib.as_ref().filter(|group| group.scope != 2);
+    let scoped = scoped.map(|group| (broadcast_gid(p.pkey, Scope(group.scope)), *group));
+    for (mgid, group) in scoped.iter().chain(&p.groups) {
+        let _ = write!(text, "\n    mgid={mgid}{}\n   ", params(group));
+    }
+    // What comes later goes before.
+    let all = p.default_membership.map(|m| format!("ALL={}", word(m)));
+    let listed = p.members.iter();
+    let listed = listed.map(|(guid, m)| format!("0x{:016x}={}", guid.0, word(*m)));
+    let mut members: Vec<String> = all.into_iter().chain(listed).collect();
+    if p.pkey.base() == 0x7fff {
+        members.push("SELF=full".into());
+    }
+    let _ = writeln!(text, " {};", members.join(", "));
+    text
+}
+
+/// A name that its parser takes.
+fn name(p: &Partition) -> String {
+    if p.pkey.base() == 0x7fff {
+        return "Default".into();
+    }
+    let plain: String = p
+        .name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric())
+        .collect();
+    match plain.is_empty() {
+        true => format!("p{:04x}", p.pkey.base()),
+        false => plain,
+    }
+}
+
+fn params(group: &GroupParams) -> String {
+    format!(
+        ", mtu={}, rate={}, sl={}, scope={}, Q_Key=0x{:x}",
+        group.mtu.0, group.rate.0, group.sl.0, group.scope, group.q_key.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{Guid, PKey, QKey};
+
+    #[test]
+    fn partitions_in_words_of_opensm() {
+        let all = Partition::all(
+            "default",
+            PKey::DEFAULT_FULL,
+            Membership::Full,
+            Some(GroupParams::default()),
+        );
+        assert_eq!(
+            partition(&all),
+            "Default=0x7fff, ipoib, mtu=4, rate=3, sl=0, scope=2, Q_Key=0xb1b : ALL=full, SELF=full;\n"
+        );
+        let group = GroupParams {
+            scope: 5,
+            q_key: QKey(0xabcd),
+            ..GroupParams::default()
+        };
+        let members = vec![(Guid(1), Membership::Full), (Guid(5), Membership::Limited)];
+        let some = Partition::of("guest net", PKey(0x8001), members, Some(group));
+        assert_eq!(
+            partition(&some),
+            "guestnet=0x0001, ipoib, mtu=4, rate=3, sl=0, scope=5, Q_Key=0xabcd :\n    \
+             mgid=ff15:401b:8001::ffff:ffff, mtu=4, rate=3, sl=0, scope=5, Q_Key=0xabcd\n    \
+             0x0000000000000001=full, 0x0000000000000005=limited;\n"
+        );
+    }
+}

@@ -1,0 +1,12 @@
+//! Others' software on our fabric: OpenSM as its subnet manager, the infiniband-diags, osmtest; and hostile clients of the umad server.
+//!
+//! Needs the Debian packages opensm, infiniband-diags and libumad2sim0, which `tests/run.sh` installs; says SKIPPED where they are not.
+
+// Here every failure to do something is a failed test.
+#![allow(clippy::unwrap_used)]
+
+mod site;
+
+mod clients;
+mod diags;
+mod program;

@@ -1,0 +1,157 @@
+//! `ipoib fabric --sm opensm` and `ipoib diag`.
+
+use crate::site::{Background, possible, wait_until};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
+
+struct Fabric {
+    running: Background,
+    url: String,
+    place: TempDir,
+}
+
+impl Fabric {
+    fn start(sm: &str) -> Fabric {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new(IPOIB);
+        command.args([
+            "fabric",
+            "--listen",
+            "udp://127.0.0.1:0",
+            "--sm",
+            sm,
+            "--control",
+        ]);
+        command
+            .arg(place.path().join("control"))
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        let url = line
+            .split_whitespace()
+            .find(|word| word.starts_with("udp://"));
+        Fabric {
+            url: url.unwrap_or_else(|| panic!("{line:?}")).to_owned(),
+            running: Background(child),
+            place,
+        }
+    }
+
+    fn control(&self) -> PathBuf {
+        self.place.path().join("control")
+    }
+
+    fn diag(&self, line: &str) -> (Output, String) {
+        let mut command = Command::new(IPOIB);
+        command.arg("diag").arg("--control").arg(self.control());
+        let command = command
+            .args(line.split_whitespace())
+            .current_dir(self.place.path());
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        let text = text.concat();
+        (output, text)
+    }
+
+    /// OpenSM's process: the only child.
+    fn opensm(&self) -> Option<i32> {
+        let pid = self.running.0.id();
+        // Each thread has children of its own.
+        std::fs::read_dir(format!("/proc/{pid}/task"))
+            .unwrap()
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+            .find_map(|children| children.split_whitespace().next()?.parse().ok())
+    }
+
+    fn wait_master(&self) {
+        let words = || "a master subnet manager".into();
+        wait_until(
+            words,
+            || self.diag("sminfo"),
+            |(output, text)| output.status.success() && text.contains("SMINFO_MASTER"),
+        );
+    }
+
+    /// Two hosts, of which one pings the other.
+    #[track_caller]
+    fn hosts_talk(&self) {
+        let ping = |target: &str, own: &str, count: &str| {
+            let mut command = Command::new(IPOIB);
+            command.args(["ping", target, "--fabric", &self.url, "--address", own]);
+            command.args(["--count", count, "--interval", "50"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        };
+        let other = ping("10.77.0.254", "10.77.0.1/24", "100000")
+            .spawn()
+            .unwrap();
+        let _other = Background(other);
+        let words = || "the other host answers".into();
+        wait_until(
+            words,
+            || ping("10.77.0.1", "10.77.0.2/24", "3").output().unwrap(),
+            |output| output.status.success(),
+        );
+    }
+}
+
+#[test]
+fn opensm_is_started_and_started_again() {
+    if !possible() {
+        return;
+    }
+    let fabric = Fabric::start("opensm");
+    fabric.wait_master();
+    fabric.hosts_talk();
+    let first = fabric.opensm().expect("opensm runs");
+    let pid = rustix::process::Pid::from_raw(first).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let words = || "another opensm".into();
+    let is_new = |now: &Option<i32>| now.is_some_and(|pid| pid != first);
+    let second = wait_until(words, || fabric.opensm(), is_new).unwrap();
+    fabric.wait_master();
+    fabric.hosts_talk();
+    // It ends with the fabric.
+    let pid = i32::try_from(fabric.running.0.id()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let runs = || std::path::Path::new(&format!("/proc/{second}")).exists();
+    wait_until(|| "opensm ends".into(), runs, |runs| !runs);
+}
+
+#[test]
+fn diag_passes_output_and_exit_code() {
+    if !possible() {
+        return;
+    }
+    let fabric = Fabric::start("embedded");
+    fabric.wait_master();
+    let (output, text) = fabric.diag("--on switch smpquery ND -D 0");
+    assert!(
+        output.status.success() && text.contains("ipoib software switch"),
+        "{text}"
+    );
+    // The embedded manager answers with RMPP, of which a tool gets what one MAD holds.
+    let (output, text) = fabric.diag("saquery NR");
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("NodeRecord dump").count(), 1, "{text}");
+    let (output, text) = fabric.diag("smpquery NI -D 0,99");
+    assert_eq!(output.status.code(), Some(255), "{text}");
+    for (line, why) in [
+        ("--on nowhere sminfo", "there are: switch"),
+        ("no-such-tool", "infiniband-diags"),
+    ] {
+        let (output, text) = fabric.diag(line);
+        assert!(!output.status.success() && text.contains(why), "{text}");
+    }
+    let left = std::fs::read_dir(fabric.place.path()).unwrap().flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["control"]);
+}

@@ -1,0 +1,183 @@
+//! A subnet in this process, with the umad server in front of it, and programs on its nodes.
+
+use fabric::topology::{Cable, Node, PortId, Topology};
+use fabric::umad::{UmadConfig, UmadServer};
+use ipoib::opensm::{LIBRARY_PACKAGE, library, program};
+use ipoib::subnet::Subnet;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+use wire::{Guid, LinkRate};
+
+/// How often something is asked that becomes true in its own time, and how long it is waited for in between.
+const ASK: (u32, Duration) = (600, Duration::from_millis(50));
+
+/// Can these tests run here? Says why not.
+pub(crate) fn possible() -> bool {
+    let missing = [
+        ("opensm", "opensm"),
+        ("osmtest", "opensm"),
+        ("saquery", "infiniband-diags"),
+    ]
+    .into_iter()
+    .find(|(name, _)| program(name).is_none())
+    .map(|(_, package)| package)
+    .or(library().is_none().then_some(LIBRARY_PACKAGE));
+    match missing {
+        Some(package) => {
+            eprintln!(
+                "SKIPPED: this test needs the Debian package {package}; tests/run.sh installs it"
+            );
+            false
+        }
+        None => true,
+    }
+}
+
+/// Asks until the answer satisfies `is_right`.
+#[track_caller]
+pub(crate) fn wait_until<T>(
+    mut what: impl FnMut() -> String,
+    mut ask: impl FnMut() -> T,
+    is_right: impl Fn(&T) -> bool,
+) -> T {
+    for _ in 0..ASK.0 {
+        let answer = ask();
+        if is_right(&answer) {
+            return answer;
+        }
+        std::thread::sleep(ASK.1);
+    }
+    panic!("not in {:?}: {}", ASK.1 * ASK.0, what());
+}
+
+/// A child that is killed if the test ends before it does.
+pub(crate) struct Background(pub(crate) Child);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One switch `S1` with HCAs `H1`, `H2`, ... at its ports 1, 2, ..., and eight free ports.
+pub(crate) fn star(hcas: u8) -> Topology {
+    let mut topology = Topology {
+        nodes: vec![Node::switch("S1", Guid(0x20_0000), hcas + 8)],
+        cables: Vec::new(),
+    };
+    for n in 1..=hcas {
+        let guid = Guid(0x10_0000 + u64::from(n) * 0x10);
+        topology.nodes.push(Node::ca(&format!("H{n}"), guid, 1));
+        let ends = [
+            PortId { node: 0, port: n },
+            PortId {
+                node: usize::from(n),
+                port: 1,
+            },
+        ];
+        let rates = [LinkRate::default(); 2];
+        topology.cables.push(Cable { ends, rates });
+    }
+    topology
+}
+
+/// A subnet without a manager of its own. Dropping it ends all.
+pub(crate) struct Site {
+    pub(crate) server: UmadServer,
+    _subnet: Subnet,
+    pub(crate) base: String,
+    place: TempDir,
+}
+
+impl Site {
+    pub(crate) fn new(topology: &Topology) -> Site {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let base = format!("ipoib-t{}-{number}", std::process::id());
+        let subnet = Subnet::with_topology(topology, None).unwrap();
+        let server = UmadServer::start(UmadConfig {
+            base: base.clone(),
+            udp: None,
+            allow: Vec::new(),
+            nodes: subnet.nodes(),
+        })
+        .unwrap();
+        Site {
+            server,
+            _subnet: subnet,
+            base,
+            place: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// One that OpenSM manages, at `H1`.
+    pub(crate) fn managed(topology: &Topology) -> (Site, Background) {
+        let site = Site::new(topology);
+        let opensm = site.opensm("H1");
+        site.wait_up(1);
+        (site, opensm)
+    }
+
+    pub(crate) fn place(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// A program on a node.
+    pub(crate) fn command(&self, node: &str, name: &str) -> Command {
+        let mut command = Command::new(program(name).unwrap());
+        command
+            .current_dir(self.place())
+            .env("IBSIM_SOCKNAME", &self.base)
+            .env("SIM_HOST", node)
+            .env("LD_PRELOAD", library().unwrap())
+            .env("OSM_CACHE_DIR", self.place())
+            .env("OSM_TMP_DIR", self.place())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn opensm(&self, node: &str) -> Background {
+        let mut command = self.command(node, "opensm");
+        command.args(["-d", "2", "-f"]).arg(self.log_path());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Background(command.spawn().unwrap())
+    }
+
+    fn log_path(&self) -> std::path::PathBuf {
+        self.place().join("opensm.log")
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Until OpenSM has said so for the n-th time.
+    #[track_caller]
+    pub(crate) fn wait_up(&self, n: usize) {
+        let ups = || self.log().matches("SUBNET UP").count();
+        let words = || format!("SUBNET UP, for the {n}. time:\n{}", self.log());
+        wait_until(words, ups, |ups| *ups >= n);
+    }
+
+    /// What a tool says, standard output and errors; it must succeed.
+    #[track_caller]
+    pub(crate) fn tool(&self, node: &str, line: &str) -> String {
+        let (output, text) = self.run(node, line);
+        assert!(output.status.success(), "{line}: {}\n{text}", output.status);
+        text
+    }
+
+    pub(crate) fn run(&self, node: &str, line: &str) -> (Output, String) {
+        let mut words = line.split_whitespace();
+        let mut command = self.command(node, words.next().unwrap());
+        let output = command.args(words).output().unwrap();
+        let text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        let text = text.concat();
+        (output, text)
+    }
+}
