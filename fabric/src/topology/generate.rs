@@ -82,9 +82,9 @@ impl Shape {
             let ports = spines.saturating_add(hosts);
             topology.nodes.push(Node::switch(&name, guid, ports));
         }
-        let mut connect = |a, b| {
+        let mut connect = |a: PortId, b: PortId| {
             topology.cables.push(Cable {
-                ends: [a, b],
+                ends: [a.min(b), a.max(b)],
                 rates: [LinkRate::default(); 2],
             })
         };
@@ -115,6 +115,7 @@ impl Shape {
                 );
             }
         }
+        topology.cables.sort_unstable_by_key(|cable| cable.ends);
         for n in 1..=usize::from(leaves) * usize::from(hosts) {
             // Room for a port GUID after each.
             topology

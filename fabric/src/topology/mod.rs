@@ -1,8 +1,13 @@
 //! The plan of a subnet: its nodes, and the cables between them. No running part of the subnet is here.
 
+mod emit;
 mod generate;
+mod parse;
+#[cfg(test)]
+mod tests;
 
-pub use generate::Shape;
+pub use generate::{BadShape, Shape};
+pub use parse::TopologyError;
 
 use std::collections::BTreeMap;
 use wire::{Guid, LinkRate};
@@ -13,7 +18,7 @@ use wire::{Guid, LinkRate};
 pub struct Topology {
     /// In the order of the file.
     pub nodes: Vec<Node>,
-    /// In the order in which the file names their first ends.
+    /// In the order of their first ends; the first end of each is the one whose node comes first.
     pub cables: Vec<Cable>,
 }
 
