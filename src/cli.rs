@@ -71,6 +71,9 @@ pub struct FabricArgs {
     /// Serve programs on libumad2sim by UDP too: control at this port, data at those that follow
     #[arg(long, value_name = "udp://ADDR:PORT")]
     pub umad: Option<UdpUrl>,
+    /// Nodes and cables: a file as ibnetdiscover writes it, or fat-tree:SPINES,LEAVES,HOSTS_PER_LEAF; without it one switch
+    #[arg(long, value_name = "FILE|SHAPE")]
+    pub topology: Option<String>,
     /// Settings (TOML); options here go before those in the file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -46,6 +46,8 @@ pub struct FabricFile {
     /// As `--allow`.
     #[serde(deserialize_with = "list")]
     pub allow: Vec<Cidr>,
+    /// As `--topology`; `ports` and `guid` are those of the one switch without it.
+    pub topology: Option<String>,
     /// Ports of the switch, 1 to 254.
     pub ports: u8,
     /// GUID of the switch.
@@ -66,6 +68,7 @@ impl Default for FabricFile {
         FabricFile {
             listen: None,
             allow: Vec::new(),
+            topology: None,
             ports: 128,
             guid: None,
             sm_priority: 0,

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use crossbeam_channel::{select, tick};
 use fabric::link::capture::Tap;
 use fabric::link::udp::{ListenConfig, UdpListener};
-use fabric::topology::Topology;
+use fabric::topology::{self, NodeKind, Shape, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
 use serde_json::Value;
 use std::io::ErrorKind;
@@ -60,7 +60,10 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         port => u64::from(port),
     };
     let guid = file.guid.unwrap_or(Guid(0x0200_0000_0000_0000 | number));
-    let topology = Topology::single_switch(guid, file.ports);
+    let topology = match args.topology.or(file.topology) {
+        Some(text) => read_topology(&text)?,
+        None => Topology::single_switch(guid, file.ports),
+    };
     let embedded = (args.sm == SmChoice::Embedded).then(|| sm.clone());
     let subnet = Subnet::with_topology(&topology, embedded)?;
     let listener = subnet
@@ -104,9 +107,17 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
             umad_server: umad_server.clone(),
         }),
     )?;
+    let nodes = match &topology.nodes[..] {
+        [switch] => format!("a switch with {} ports", switch.ports),
+        nodes => {
+            let is_switch = |node: &&topology::Node| node.kind == NodeKind::Switch;
+            let switches = nodes.iter().filter(is_switch).count();
+            let adapters = nodes.len() - switches;
+            format!("switches {switches}, channel adapters {adapters}")
+        }
+    };
     show::say(format_args!(
-        "fabric: a switch with {} ports and {}; hosts connect to {}",
-        file.ports,
+        "fabric: {nodes} and {}; hosts connect to {}",
         match args.sm {
             SmChoice::None => "no subnet manager of its own",
             SmChoice::Embedded => "a subnet manager",
@@ -129,6 +140,21 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     drop(opensm);
     listener.close();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The topology that `--topology` names: a shape or a file.
+fn read_topology(text: &str) -> anyhow::Result<Topology> {
+    if text.starts_with("fat-tree:") {
+        let shape = text.parse::<Shape>();
+        return Ok(shape.with_context(|| text.to_owned())?.topology());
+    }
+    let file = std::fs::read_to_string(text)
+        .with_context(|| format!("cannot read the topology {text}"))?;
+    let topology = Topology::parse(&file).with_context(|| text.to_owned())?;
+    if topology.nodes.is_empty() {
+        bail!("{text}: no nodes");
+    }
+    Ok(topology)
 }
 
 /// How often LIDs are saved if they changed.

@@ -11,6 +11,7 @@ use fabric::switch::{Switch, SwitchConfig};
 use fabric::topology::{self, NodeKind, PortId, Topology};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use wire::LinkRate;
 
 /// The data planes of a node.
 pub(super) enum Plane {
@@ -23,6 +24,9 @@ pub(super) enum Plane {
     Ca(BTreeMap<u8, Arc<Hca>>),
 }
 
+/// A port with a cable: its number, what it supports, what the link runs at.
+type Wired = (u8, LinkRate, LinkRate);
+
 /// A node of the topology.
 pub(super) struct SubnetNode {
     pub(super) name: String,
@@ -33,7 +37,7 @@ impl SubnetNode {
     /// Makes a node; the control sides go to `controls`, whose inbox is `inbox`.
     fn new(
         node: &topology::Node,
-        wired: &[u8],
+        wired: &[Wired],
         controls: &mut Vec<Control>,
         inbox: &Inbox<Controls>,
         tap: &Arc<Tap>,
@@ -49,22 +53,27 @@ impl SubnetNode {
                     description: node.description.clone(),
                     ports: node.ports,
                 };
-                let (switch, control) = Switch::new(config, sink(controls.len()));
+                let (switch, mut control) = Switch::new(config, sink(controls.len()));
+                control.follow_plan(node, 0);
+                for (port, supported, active) in wired {
+                    control.set_link_rate(*port, *supported, *active);
+                }
                 controls.push(Control::Switch(Box::new(control)));
                 let ports = 1..=switch.ports();
                 let tapped = ports.map(|port| tap.sink(switch.port(port))).collect();
                 Plane::Switch { switch, tapped }
             }
             NodeKind::Ca => {
-                let ports = if wired.is_empty() { &[1] } else { wired };
-                let hca = |port: &u8| {
+                let unwired = [(1, LinkRate::default(), LinkRate::default())];
+                let ports = if wired.is_empty() { &unwired } else { wired };
+                let hca = |(port, supported, active): &Wired| {
                     let config = HcaConfig {
                         port_guid: node.port_guid(*port),
-                        vendor_id: node.vendor_id,
-                        device_id: node.device_id,
                         ..HcaConfig::new(node.guid, &node.description)
                     };
-                    let (hca, control) = Hca::new(config, sink(controls.len()));
+                    let (hca, mut control) = Hca::new(config, sink(controls.len()));
+                    control.follow_plan(node, *port);
+                    control.set_link_rate(1, *supported, *active);
                     controls.push(Control::Hca(Box::new(control)));
                     (*port, hca)
                 };
@@ -84,8 +93,10 @@ impl SubnetNode {
         tap: &Arc<Tap>,
     ) -> (Vec<SubnetNode>, Controls) {
         let mut wired = vec![Vec::new(); topology.nodes.len()];
-        for end in topology.cables.iter().flat_map(|cable| cable.ends) {
-            wired[end.node].push(end.port);
+        for cable in &topology.cables {
+            for (end, supported) in cable.ends.iter().zip(cable.rates) {
+                wired[end.node].push((end.port, supported, cable.rate()));
+            }
         }
         let mut controls = Vec::new();
         let nodes = topology.nodes.iter().zip(&wired);

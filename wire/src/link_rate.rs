@@ -138,7 +138,10 @@ impl LinkRate {
 
     /// Says in `info` that all up to this is supported and enabled.
     pub fn set_supported(self, info: &mut PortInfo) {
-        let widths = WIDTHS.iter().filter(|w| w.0 <= self.lanes);
+        // 2x came late: what has 4, 8 or 12 lanes need not know it, and the standard's codes for "1x or 4x" leave it out.
+        let widths = WIDTHS
+            .iter()
+            .filter(|w| w.0 == self.lanes || w.0 < self.lanes && w.1 != LinkWidth::X2);
         let mask = widths.fold(0, |mask, w| mask | w.1.0);
         let (speed, ext, ext2) = SPEEDS
             .iter()

@@ -105,7 +105,7 @@ impl<P> Extra<P> for () {
 pub struct NodeControl<P: NodePlane> {
     plane: Arc<P>,
     extra: Box<dyn Extra<P>>,
-    sma: Sma,
+    pub(super) sma: Sma,
     pma: Pma,
     traps: Traps,
 }
@@ -510,7 +510,7 @@ impl<P: NodePlane> NodeControl<P> {
     }
 
     /// Swaps in the end port's attributes if they changed and tells who listens.
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let new = self.sma.attributes();
         let old = self.core().attributes.load_full();
         if *old == new {

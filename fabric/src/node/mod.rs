@@ -9,6 +9,7 @@ mod control;
 mod counters;
 mod drops;
 mod gsi;
+mod plan;
 mod pma;
 mod sma;
 pub mod smi;

@@ -12,7 +12,7 @@ use wire::mad::attr::{
     PortPhysicalState, PortState, SlToVl,
 };
 use wire::mad::{AttrId, MadStatus, Method, Smp};
-use wire::{Gid, Guid, Lid, MtuCode, PKey, RateCode};
+use wire::{Gid, Guid, Lid, LinkRate, MtuCode, PKey};
 
 /// Link speeds in PortInfo's coding: 2.5 Gbit/s per lane.
 const SPEED_SDR: u8 = 1;
@@ -62,7 +62,9 @@ pub(crate) enum Effect {
 pub(crate) struct Sma {
     is_switch: bool,
     pub(crate) end_port: u8,
-    node_info: NodeInfo,
+    pub(super) node_info: NodeInfo,
+    /// What a channel adapter calls its port; see [`super::NodeControl::follow_plan`].
+    pub(super) called: u8,
     description: [u8; 64],
     pub(crate) ports: Vec<SmaPort>,
     pub(crate) guids: [Guid; GUID_CAP as usize],
@@ -142,6 +144,7 @@ impl Sma {
         Sma {
             is_switch: config.is_switch,
             end_port: u8::from(!config.is_switch),
+            called: u8::from(!config.is_switch),
             node_info: NodeInfo {
                 base_version: 1,
                 class_version: 1,
@@ -186,7 +189,7 @@ impl Sma {
             subnet_timeout: port.info.subnet_timeout,
             max_mtu: port.info.mtu_cap,
             active_mtu: port.info.neighbor_mtu,
-            rate: RateCode::GBPS_10,
+            rate: LinkRate::active(&port.info).unwrap_or_default().code(),
             gids: self
                 .guids
                 .iter()
@@ -234,7 +237,7 @@ impl Sma {
             AttrId::NODE_INFO if set => Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
             AttrId::NODE_INFO => {
                 // A request of this very node came by no port; its answer names the end port.
-                let local_port_num = if ingress == 0 { self.end_port } else { ingress };
+                let local_port_num = self.called(ingress);
                 put(
                     &mut data,
                     &NodeInfo {
@@ -263,12 +266,23 @@ impl Sma {
         (status.err().unwrap_or(MadStatus::OK), data)
     }
 
+    /// The number of the port that a request came in by, which is the end port if it came by none.
+    fn called(&self, ingress: u8) -> u8 {
+        match self.is_switch && ingress != 0 {
+            true => ingress,
+            false => self.called,
+        }
+    }
+
     /// The port that an attribute modifier means; 0 is a CA's only port.
     fn port_index(&self, number: u32) -> Result<usize, MadStatus> {
-        let number = if number == 0 {
-            u32::from(self.end_port)
-        } else {
-            number
+        let number = match number {
+            n if n == 0 || (!self.is_switch && n == u32::from(self.called)) => {
+                u32::from(self.end_port)
+            }
+            // The other ports of this channel adapter are elsewhere.
+            _ if !self.is_switch => return Err(MadStatus::INVALID_FIELD),
+            n => n,
         };
         let index = number as usize;
         if index < self.ports.len() {
@@ -317,7 +331,7 @@ impl Sma {
             }
         }
         let mut info = self.ports[index].info;
-        info.local_port_num = if ingress == 0 { self.end_port } else { ingress };
+        info.local_port_num = self.called(ingress);
         info.p_key_violations = planes[index].p_key_violations.load(Relaxed);
         info.q_key_violations = planes[index].q_key_violations.load(Relaxed);
         // o14-12.2.1: the answer to the Set keeps the bit, any other answer has it clear.
