@@ -105,7 +105,7 @@ fn local() -> anyhow::Result<Pair> {
     let subnet = Subnet::start(Guid(0x0200_0000_0000_0001), 4, SmConfig::default())?;
     let (nodes, ends) = hosts(|node| {
         subnet
-            .connect(node.node().sink(), |link| node.node().attach(link))
+            .connect(None, node.node().sink(), |link| node.node().attach(link))
             .map(drop)
     })?;
     pair("ib0, one process", ends, Box::new((nodes, subnet)))

@@ -66,12 +66,10 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     };
     let embedded = (args.sm == SmChoice::Embedded).then(|| sm.clone());
     let subnet = Subnet::with_topology(&topology, embedded)?;
-    let listener = subnet
-        .listen(ListenConfig {
-            allow: allow.clone(),
-            ..ListenConfig::new(address)
-        })
-        .with_context(|| format!("cannot listen on {address}"))?;
+    let listener = subnet.listen(ListenConfig {
+        allow: allow.clone(),
+        ..ListenConfig::new(address)
+    })?;
     let local = listener.local_addr();
     let socket = args.control.map_or_else(
         || control::socket_path(&format!("{FABRIC_PREFIX}{}", local.port())),

@@ -36,7 +36,7 @@ impl StackHost {
         subnet: &Subnet,
     ) -> anyhow::Result<StackHost> {
         let stack = Stack::start(config, addresses)?;
-        subnet.connect(stack.node().sink(), |link| stack.node().attach(link))?;
+        subnet.connect(None, stack.node().sink(), |link| stack.node().attach(link))?;
         Ok(StackHost {
             stack,
             sequence: AtomicU16::new(0),

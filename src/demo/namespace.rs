@@ -51,7 +51,7 @@ impl NamespaceHost {
         let at = NetnsRef::Open(netns.clone());
         let name = config.interface.name.clone();
         let host = LinuxNode::start(config, Some(&at), addresses)?;
-        subnet.connect(host.node().sink(), |link| host.node().attach(link))?;
+        subnet.connect(None, host.node().sink(), |link| host.node().attach(link))?;
         Ok(NamespaceHost {
             link: HostLink::open(Some(&at), &name)?,
             host,

@@ -2,11 +2,13 @@
 //! process or by UDP.
 
 mod control;
+mod newcomers;
 mod nodes;
+mod site;
 
 use crate::machines::Manager;
 use crate::run::{Inbox, Running, queues, spawn};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use control::Controls;
 use fabric::link::capture::Tap;
 use fabric::link::local::LocalCable;
@@ -17,60 +19,24 @@ use fabric::sm::runner::SmPort;
 use fabric::sm::{SmConfig, SubnetManager};
 use fabric::switch::Switch;
 use fabric::topology::{NodeKind, Topology};
+use newcomers::{Event, Newcomers};
 use nodes::SubnetNode;
 use parking_lot::Mutex;
+use site::{Attached, Site, SwitchPort};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use wire::Guid;
 
+/// Sources that are remembered because they were refused, and attached ones.
+const MAX_SOURCES: usize = 4096;
+
 /// A running subnet. Dropping it ends its threads.
 pub struct Subnet {
     site: Arc<Site>,
     sm: Option<Running<Manager>>,
     _control: Running<Controls>,
-}
-
-/// The nodes and what they are wired with.
-struct Site {
-    nodes: Vec<SubnetNode>,
-    /// Those of the topology.
-    _cables: Vec<LocalCable>,
-    tap: Arc<Tap>,
-    /// Held while a port is chosen and taken.
-    choosing: Mutex<()>,
-}
-
-/// A port of a switch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SwitchPort {
-    /// Index of the node.
-    node: usize,
-    port: u8,
-}
-
-impl Site {
-    /// Gives a free switch port its link, and returns what the link delivers to.
-    fn attach_free(
-        &self,
-        link: impl FnOnce(Arc<dyn LinkSink>) -> Arc<dyn Link>,
-    ) -> Option<SwitchPort> {
-        let _choosing = self.choosing.lock();
-        let free = self.nodes.iter().enumerate().find_map(|(node, n)| {
-            let port = n.switch()?.free_port()?;
-            Some(SwitchPort { node, port })
-        })?;
-        let node = &self.nodes[free.node];
-        node.attach(free.port, self.tap.link(link(node.sink(free.port, true)?)));
-        Some(free)
-    }
-
-    fn detach(&self, at: SwitchPort) {
-        if let Some(switch) = self.nodes[at.node].switch() {
-            switch.detach_link(at.port);
-        }
-    }
 }
 
 impl Subnet {
@@ -94,26 +60,17 @@ impl Subnet {
         // Before there are cables, because each of them tells two nodes that it came up.
         let control = spawn("ipoib-nodes", control_in, control_out, controls)
             .context("cannot start a thread")?;
-        let cables = topology.cables.iter();
-        let cables = cables
-            .filter_map(|cable| nodes::connect(&nodes, &tap, cable.ends))
-            .collect();
+        let site = Site::new(topology, nodes, tap);
         let sm = match sm {
             Some(config) => {
                 let kinds = topology.nodes.iter().map(|node| node.kind);
                 let first = kinds.clone().position(|kind| kind == NodeKind::Switch);
-                let node = nodes.get(first.unwrap_or(0));
+                let node = site.nodes.get(first.unwrap_or(0));
                 let port = node.and_then(SubnetNode::management);
                 let port = port.context("a subnet manager needs a node")?;
                 Some(start_manager(&*port, config)?)
             }
             None => None,
-        };
-        let site = Site {
-            nodes,
-            _cables: cables,
-            tap,
-            choosing: Mutex::default(),
         };
         Ok(Subnet {
             site: Arc::new(site),
@@ -122,58 +79,88 @@ impl Subnet {
         })
     }
 
-    /// Connects a host of this process to a free port.
+    /// Connects a host of this process: where the topology has its port GUID, or to a free port. It stays there.
     ///
     /// # Errors
-    /// All ports are taken.
+    /// All ports are taken, or the one of the GUID.
     pub fn connect(
         &self,
+        guid: Option<Guid>,
         sink: Arc<dyn LinkSink>,
         attach: impl FnOnce(Arc<dyn Link>),
     ) -> anyhow::Result<LocalCable> {
         let mut cable = None;
-        let link = |own: Arc<dyn LinkSink>| {
-            let new = LocalCable::new(&own, &sink);
-            cable.insert(new).end(0)
-        };
-        self.site.attach_free(link);
-        let cable = cable.context("all ports of the switches are taken")?;
+        let link = |own: &Arc<dyn LinkSink>| cable.insert(LocalCable::new(own, &sink)).end(0);
+        let attached = self.site.attach(guid, "this process".into(), link);
+        attached.map_err(|refusal| anyhow!("{refusal}"))?;
+        let cable = cable.context("no link was made")?;
         attach(cable.end(1));
         cable.join();
         Ok(cable)
     }
 
-    /// Takes hosts by UDP.
+    /// Takes hosts by UDP. Where the topology has channel adapters, hosts are asked for their port GUID first.
     ///
     /// # Errors
-    /// The address is taken, or not this machine's.
-    pub fn listen(&self, config: ListenConfig) -> std::io::Result<UdpListener> {
-        let taken: Arc<Mutex<HashMap<SocketAddr, SwitchPort>>> = Arc::default();
+    /// The address is taken, or not this machine's; no threads to be had.
+    pub fn listen(&self, config: ListenConfig) -> anyhow::Result<UdpListener> {
+        let address = config.address;
+        let bound = match self.site.has_places() {
+            true => {
+                let (inbox, outbox) = queues::<Newcomers>();
+                let newcomers = Newcomers::new(self.site.clone());
+                let newcomers = spawn("ipoib-newcomers", inbox.clone(), outbox, newcomers)
+                    .context("cannot start a thread")?;
+                let accept = move |source, link| Newcomers::admit(&inbox, source, link);
+                let closed = move |source| {
+                    newcomers.inbox().put(Event::Closed(source));
+                };
+                UdpListener::bind(config, Box::new(accept), Box::new(closed))
+            }
+            false => self.listen_plainly(config),
+        };
+        bound.with_context(|| format!("cannot listen on {address}"))
+    }
+
+    /// Gives each source a free port as it comes.
+    fn listen_plainly(&self, config: ListenConfig) -> std::io::Result<UdpListener> {
+        let taken: Arc<Mutex<HashMap<SocketAddr, Option<SwitchPort>>>> = Arc::default();
         let accept = {
             let (site, taken) = (self.site.clone(), taken.clone());
             move |source: SocketAddr, link: Arc<dyn Link>| {
-                let mut sink = None;
-                let link = |own: Arc<dyn LinkSink>| {
-                    sink = Some(own);
-                    link
-                };
-                let Some(at) = site.attach_free(link) else {
-                    tracing::warn!(%source, "no free port at the switch for another host");
-                    return None;
-                };
-                taken.lock().insert(source, at);
-                tracing::info!(%source, switch = site.nodes[at.node].name, port = at.port, "link up");
-                sink
+                let mut taken = taken.lock();
+                match site.attach(None, source.to_string(), |_| link) {
+                    Ok(Attached { at, sink }) => {
+                        tracing::info!(%source, switch = site.name(at), port = at.port, "link up");
+                        taken.insert(source, Some(at));
+                        Some(sink)
+                    }
+                    // It comes again with each datagram: one line for each source, and bounded.
+                    Err(refusal) => {
+                        if taken.len() < MAX_SOURCES && taken.insert(source, None).is_none() {
+                            tracing::warn!(%source, "host not attached: {refusal}");
+                        }
+                        None
+                    }
+                }
             }
         };
         let site = self.site.clone();
         let closed = move |source: SocketAddr| {
-            if let Some(at) = taken.lock().remove(&source) {
-                tracing::info!(%source, switch = site.nodes[at.node].name, port = at.port, "link down");
+            let mut taken = taken.lock();
+            if let Some(Some(at)) = taken.remove(&source) {
+                tracing::info!(%source, switch = site.name(at), port = at.port, "link down");
                 site.detach(at);
+                // There is a free port now: who is refused from now on is told again.
+                taken.retain(|_, at| at.is_some());
             }
         };
         UdpListener::bind(config, Box::new(accept), Box::new(closed))
+    }
+
+    /// Who is attached: name of the switch, port, where the host is.
+    pub fn attached(&self) -> Vec<(String, u8, String)> {
+        self.site.attached()
     }
 
     /// The nodes of the topology: name and management interface.

@@ -12,6 +12,7 @@ use fabric::topology::{self, NodeKind, PortId, Topology};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use wire::LinkRate;
+use wire::packet::Packet;
 
 /// The data planes of a node.
 pub(super) enum Plane {
@@ -152,20 +153,26 @@ impl SubnetNode {
 }
 
 /// Plugs in a cable of the topology. Everything that passes it can be captured once: between switches where it is sent, else at the switch.
-pub(super) fn connect(
-    nodes: &[SubnetNode],
-    tap: &Arc<Tap>,
-    ends: [PortId; 2],
-) -> Option<LocalCable> {
+pub(super) fn connect(nodes: &[SubnetNode], tap: &Arc<Tap>, ends: [PortId; 2]) -> LocalCable {
     let between_switches = ends.iter().all(|end| nodes[end.node].switch().is_some());
     let side = |end: PortId| {
         let node = &nodes[end.node];
-        let sink = node.sink(end.port, !between_switches)?;
+        let sink = node.sink(end.port, !between_switches);
+        // A topology names only ports that its nodes have.
+        let sink = sink.unwrap_or_else(|| Arc::new(Nothing));
         let attach = move |link: Arc<dyn Link>| {
             let tapped = node.switch().is_some();
             node.attach(end.port, if tapped { tap.link(link) } else { link });
         };
-        Some((sink, attach))
+        (sink, attach)
     };
-    Some(local::connect(side(ends[0])?, side(ends[1])?))
+    local::connect(side(ends[0]), side(ends[1]))
+}
+
+/// A port that is not there.
+struct Nothing;
+
+impl LinkSink for Nothing {
+    fn receive(&self, _packets: &[Packet<'_>]) {}
+    fn link_changed(&self, _up: bool) {}
 }

@@ -400,7 +400,7 @@ impl World {
         let local = Victim::start(0, |node| {
             Cable::Local(
                 subnet
-                    .connect(node.sink(), |link| node.attach(link))
+                    .connect(None, node.sink(), |link| node.attach(link))
                     .unwrap(),
             )
         });

@@ -299,7 +299,7 @@ fn mad_packet(
 }
 
 /// An SMP as a packet: VL15, SL 0, default P_Key (IBA 13.5.1.1, 10.9.2).
-pub(crate) fn smp_packet(mad: &MadBytes, slid: Lid, dlid: Lid, psn: Psn) -> Packet<'_> {
+pub fn smp_packet(mad: &MadBytes, slid: Lid, dlid: Lid, psn: Psn) -> Packet<'_> {
     let lrh = Lrh {
         vl: 15,
         slid,

@@ -22,7 +22,7 @@ mod traps;
 pub use control::{KeyViolation, NodeControl, NodeInput, NodePlane};
 pub use counters::{CounterValues, Counters};
 pub use drops::{DropReason, Drops};
-pub use gsi::AgentResource;
+pub use gsi::{AgentResource, smp_packet};
 pub use smi::{Route, SmiNode};
 
 pub(crate) use control::{Extra, NodeConfig};
