@@ -13,7 +13,7 @@ use fabric::link::capture::Tap;
 use fabric::link::udp::{ListenConfig, UdpListener};
 use fabric::topology::{self, NodeKind, Shape, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
@@ -234,7 +234,12 @@ impl Handler for Asked {
                 let manager = self.subnet.manager();
                 let manager = manager.ok_or("no subnet manager runs in this fabric")?;
                 let answer = manager.call(|manager, _| show::fabric_value(&manager.sm));
-                answer.ok_or_else(|| "the fabric is about to end".into())
+                let mut answer = answer.ok_or("the fabric is about to end")?;
+                let attached = self.subnet.attached().into_iter();
+                answer["attached"] = attached
+                    .map(|(switch, port, host)| json!({ "switch": switch, "port": port, "host": host }))
+                    .collect();
+                Ok(answer)
             }
             ShowWhat::Stats => {
                 let mut list: Vec<(String, u64)> = Vec::new();

@@ -141,10 +141,20 @@ pub(super) fn render(of: &Value) -> String {
             ("JOINED AS", &|(_, member)| text(member, "join_state")),
         ],
     );
+    let attached = items(&of["attached"]);
+    let attached = Table::new(
+        attached,
+        &[
+            ("SWITCH", &|host| text(host, "switch")),
+            ("PORT", &|host| text(host, "port")),
+            ("ATTACHED HOST", &|host| text(host, "host")),
+        ],
+    );
     format!(
-        "{}\n\n{}\n{}\n{}",
+        "{}\n\n{}\n{}\n{}\n{}",
         summary(of),
         ports.or("no nodes found yet"),
+        attached.or("no hosts attached"),
         list.or("no multicast groups"),
         members.or("no members of multicast groups")
     )
