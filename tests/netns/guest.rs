@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -44,7 +44,7 @@ pub(crate) fn possible() -> Option<PathBuf> {
 impl Guest {
     /// Boots a guest on the fabric at this port of the loopback. `guid` is its node GUID. It calls back by the emulator's own network, which has
     /// nothing to do with the fabric, and takes commands from there.
-    pub(crate) fn boot(peer: &PathBuf, port: &str, guid: u64) -> Guest {
+    pub(crate) fn boot(peer: &Path, port: &str, guid: u64) -> Guest {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = tempfile::tempdir().unwrap();
         let log = File::create(place.path().join("log")).unwrap();
