@@ -12,8 +12,8 @@ pub use qp::QpResource;
 use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
     AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
-    NodeCore, NodeInput, Plane, SmiNode, is_own_lid, mad_received, register_mad_agent, register_sm,
-    register_umad,
+    NodeCore, NodeInput, Plane, SmiNode, has_own_gid, is_own_lid, mad_received, register_mad_agent,
+    register_sm, register_umad,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -218,6 +218,9 @@ impl Hca {
         } else {
             match first.bth.dest_qp {
                 Qpn::GSI => run.iter().for_each(|p| self.core.receive_gsi(p)),
+                _ if !has_own_gid(attributes, first) => {
+                    self.core.drops.add(DropReason::NotOurGid, run.len() as u64)
+                }
                 qpn => match table.qps.get(&qpn) {
                     Some(qp) => self.deliver_to(qp, attributes, run),
                     None => run.iter().for_each(|p| self.core.receive_absent_qp(p)),
@@ -304,7 +307,13 @@ impl LinkSink for Hca {
                 .drops
                 .add(DropReason::PortNotActive, packets.len() as u64);
         }
+        if port.sort_out_oversize(packets, &self.core.drops, |p| self.receive(p)) {
+            return;
+        }
         port.count_received(packets);
+        if state == PortState::ARMED && packets.iter().any(|p| p.lrh.vl != 15) {
+            self.core.data_on_armed(PORT);
+        }
         let attributes = self.core.attributes.load();
         for run in packets.chunk_by(same_destination) {
             let first = &run[0];
@@ -324,6 +333,10 @@ impl LinkSink for Hca {
 
     fn link_changed(&self, up: bool) {
         self.core.link_changed(PORT, up);
+    }
+
+    fn receive_errors(&self, n: usize) {
+        self.core.end().count_errors(n);
     }
 }
 

@@ -1,7 +1,7 @@
 //! UD queue pairs of an HCA (IBA 10.2, 11.2.4, 11.4.1).
 
 use super::{CHUNK, Hca, same_destination};
-use crate::node::{DropReason, is_own_lid};
+use crate::node::{DropReason, Lanes, is_own_lid, lane};
 use arrayvec::ArrayVec;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ impl UdQp {
     fn packet<'a>(
         &self,
         attributes: &PortAttributes,
-        mtu: usize,
+        (mtu, lanes): (usize, Option<&Lanes>),
         send: &UdSend<'a>,
     ) -> Result<Packet<'a>, DropReason> {
         let ah = send.ah.attributes();
@@ -202,7 +202,7 @@ impl UdQp {
         let path_bits = u16::from(ah.src_path_bits) & ((1 << attributes.lmc) - 1);
         Ok(Packet {
             lrh: Lrh {
-                vl: 0,
+                vl: lane(lanes, 0, ah.sl).ok_or(DropReason::NoLane)?,
                 lver: 0,
                 sl: ah.sl,
                 dlid: ah.dlid,
@@ -273,11 +273,12 @@ impl UdQueuePair for UdQp {
         }
         let attributes = core.attributes.load();
         let mtu = usize::from(attributes.active_mtu.bytes().unwrap_or_default());
+        let lanes = port.lanes.load();
         for sends in batch.chunks(CHUNK) {
             let mut out = ArrayVec::<Packet<'_>, CHUNK>::new();
             let mut own = ArrayVec::<Packet<'_>, CHUNK>::new();
             for send in sends {
-                match self.packet(&attributes, mtu, send) {
+                match self.packet(&attributes, (mtu, lanes.as_deref()), send) {
                     // Unicast to this port never leaves it.
                     Ok(packet) if is_own_lid(&attributes, packet.lrh.dlid) => own.push(packet),
                     Ok(packet) => out.push(packet),

@@ -149,6 +149,9 @@ impl LinkSink for Tapped<dyn LinkSink> {
     fn link_changed(&self, up: bool) {
         self.inner.link_changed(up);
     }
+    fn receive_errors(&self, n: usize) {
+        self.inner.receive_errors(n);
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,8 @@ pub trait LinkSink: Send + Sync {
     fn receive(&self, packets: &[Packet<'_>]);
     /// The physical link came up or went down.
     fn link_changed(&self, up: bool);
+    /// So many packets came in broken (CRC, length, header) and were thrown away: PortRcvErrors of the port.
+    fn receive_errors(&self, _n: usize) {}
 }
 
 /// A link as the port that sends into it sees it. Middlewares (capture, faults) are links around a link.

@@ -7,7 +7,7 @@ use super::traps::Traps;
 use super::{DropReason, Enforcement, Route};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use verbs::{MadReceived, PortEvent};
 use wire::mad::attr::{
     BadKey, BadMKey, CapabilityChange, CapabilityMask, Notice, NoticeType, PortPhysicalState,
@@ -29,6 +29,10 @@ pub enum NodeInput {
     },
     /// The physical link of some port changed.
     LinkChanged,
+    /// Data came in by this port, which was Armed.
+    DataOnArmed(u8),
+    /// The node shall call itself this from now on (NodeDescription).
+    Describe(String),
     /// A subnet manager registered or left.
     SmChanged,
     /// A packet with a wrong P_Key or Q_Key came.
@@ -141,11 +145,15 @@ impl<P: NodePlane> NodeControl<P> {
     pub fn handle(&mut self, now: Instant, input: NodeInput) {
         self.catch_up(now);
         match input {
-            NodeInput::Mad { mad, ingress } if mad.dest_qp == Qpn::GSI => {
-                self.performance(mad, ingress)
-            }
+            NodeInput::Mad { mad, .. } if mad.dest_qp == Qpn::GSI => self.performance(now, mad),
             NodeInput::Mad { mad, ingress } => self.smp(now, mad, ingress),
             NodeInput::KeyViolation(violation) => self.key_violation(now, violation),
+            NodeInput::DataOnArmed(port) => self.data_on_armed(port),
+            NodeInput::Describe(text) => {
+                if self.sma.describe(&text) {
+                    self.capability_changed(now, true);
+                }
+            }
             NodeInput::LinkChanged | NodeInput::SmChanged => {}
         }
         self.settle(now);
@@ -157,6 +165,7 @@ impl<P: NodePlane> NodeControl<P> {
         training
             .chain(self.traps.poll_timeout())
             .chain(self.sma.lease_until)
+            .chain(self.pma.poll_timeout())
             .min()
     }
 
@@ -169,6 +178,7 @@ impl<P: NodePlane> NodeControl<P> {
                 self.train(now, n);
             }
         }
+        self.pma.handle_timeout(now, self.plane.core());
         if self.sma.lease_until.is_some_and(|t| t <= now) {
             // IBA 14.2.4.2: nobody who knows the key came; whoever comes may take over.
             self.sma.lease_until = None;
@@ -228,6 +238,18 @@ impl<P: NodePlane> NodeControl<P> {
         {
             self.set_state(n, PortState::INIT);
             self.link_state_changed(now);
+        }
+    }
+
+    /// Armed -> Active, as the other side sends data already (IBA 7.2.7).
+    fn data_on_armed(&mut self, port: u8) {
+        let n = usize::from(port);
+        let Some(plane) = self.core().ports.get(n) else {
+            return;
+        };
+        plane.data_reported.store(false, Relaxed);
+        if self.sma.ports[n].info.port_state == PortState::ARMED {
+            self.set_state(n, PortState::ACTIVE);
         }
     }
 
@@ -381,10 +403,7 @@ impl<P: NodePlane> NodeControl<P> {
             return self.core().drops.count(DropReason::NoClassAgent);
         }
         let method = smp.header.method;
-        if method.is_response()
-            || method == Method::TRAP
-            || (smp.header.attr_id == AttrId::SM_INFO && self.core().has_sm())
-        {
+        if method.is_response() || method == Method::TRAP || smp.header.attr_id == AttrId::SM_INFO {
             return self.core().to_sm(mad);
         }
         if let Err(reason) = self.sma.check_m_key(now, &smp) {
@@ -436,7 +455,6 @@ impl<P: NodePlane> NodeControl<P> {
     fn take_effect(&mut self, now: Instant, effect: Effect) {
         match effect {
             Effect::Reregister => self.plane.event(PortEvent::ClientReregister),
-            Effect::LocalChange => self.capability_changed(now, true),
             Effect::TakeDown(n) => {
                 let n = usize::from(n);
                 self.set_state(n, PortState::DOWN);
@@ -470,8 +488,8 @@ impl<P: NodePlane> NodeControl<P> {
         self.raise(now, notice, true);
     }
 
-    fn performance(&mut self, mad: MadReceived, _ingress: u8) {
-        if let Some(answer) = self.pma.answer(self.plane.core(), &mad.mad) {
+    fn performance(&mut self, now: Instant, mad: MadReceived) {
+        if let Some(answer) = self.pma.answer(now, self.plane.core(), &mad.mad) {
             send_gsi(&*self.plane, mad.reply(Box::new(answer)));
         }
     }
@@ -485,6 +503,15 @@ impl<P: NodePlane> NodeControl<P> {
             if let Some(link) = plane.link().as_ref() {
                 link.port_state(port.info.port_state);
             }
+        }
+        let bytes = |mtu: MtuCode| mtu.bytes().unwrap_or_default();
+        let mtu_cap = bytes(port.info.mtu_cap);
+        plane.mtu_cap.store(mtu_cap, Relaxed);
+        let neighbor_mtu = mtu_cap.min(bytes(port.info.neighbor_mtu));
+        plane.neighbor_mtu.store(neighbor_mtu, Relaxed);
+        let lanes = self.sma.lanes(n);
+        if plane.lanes.load().as_deref() != lanes.as_ref() {
+            plane.lanes.store(lanes.map(Arc::new));
         }
         let (inbound, outbound) = (
             port.info.partition_enforcement_inbound,
@@ -546,7 +573,9 @@ impl<P: NodePlane> NodeControl<P> {
     fn settle(&mut self, now: Instant) {
         self.publish();
         let info = self.sma.end().info;
-        while let Some(trap) = self.traps.poll(now, info.lid) {
+        // 4.096 us * 2^n; the field has 5 bits.
+        let interval = Duration::from_nanos(4096 << info.subnet_timeout.min(31));
+        while let Some(trap) = self.traps.poll(now, info.lid, interval) {
             match trap {
                 Ok(smp) => gsi::send_trap(&*self.plane, info.master_sm_lid, Box::new(smp.emit())),
                 Err(()) => self.core().drops.count(DropReason::TrapUnanswered),

@@ -1,5 +1,6 @@
 //! Counters of a port (IBA 16.1.3.5 and 16.1.4.11), and what of a port the data path looks at.
 
+use super::lanes::Lanes;
 use super::{DropReason, Drops};
 use crate::link::Link;
 use arc_swap::{ArcSwapOption, Guard};
@@ -108,6 +109,22 @@ pub(crate) struct PortPlane {
     /// A violation is on its way to control: further ones are only counted.
     pub(crate) violation_reported: AtomicBool,
     pub(crate) enforcement: ArcSwapOption<Enforcement>,
+    /// Absent while all service levels leave by VL0.
+    pub(crate) lanes: ArcSwapOption<Lanes>,
+    /// NeighborMTU, bytes: what may leave.
+    pub(crate) neighbor_mtu: AtomicU16,
+    /// MTUCap, bytes: what may come in.
+    pub(crate) mtu_cap: AtomicU16,
+    /// Control knows, or is told, that data came in by a port that is Armed.
+    pub(crate) data_reported: AtomicBool,
+}
+
+/// The longest payload of the packets that `packet` stands for, bytes.
+pub(crate) fn payload_len(packet: &Packet<'_>) -> usize {
+    let len = packet.payload.len();
+    packet.lso.map_or(len, |lso| {
+        len.min(usize::from(lso.header_len) + usize::from(lso.mss))
+    })
 }
 
 /// How many MTU-sized packets a packet stands for, and their bytes from LRH to ICRC: counters always count what a wire would carry.
@@ -138,6 +155,29 @@ impl PortPlane {
     }
     pub(crate) fn link(&self) -> Guard<Option<Arc<Arc<dyn Link>>>> {
         self.link.load()
+    }
+
+    /// Are there packets longer than MTUCap? Then drops these as errors of the link (IBA 7.8.2) and gives the others to `receive`, one by one.
+    pub(crate) fn sort_out_oversize(
+        &self,
+        packets: &[Packet<'_>],
+        drops: &Drops,
+        receive: impl Fn(&[Packet<'_>]),
+    ) -> bool {
+        let mtu_cap = usize::from(self.mtu_cap.load(Relaxed));
+        let is_oversize = |packet: &Packet<'_>| payload_len(packet) > mtu_cap;
+        if !packets.iter().any(is_oversize) {
+            return false;
+        }
+        for packet in packets {
+            if is_oversize(packet) {
+                self.counters.rcv_errors.fetch_add(1, Relaxed);
+                drops.count(DropReason::TooLong);
+            } else {
+                receive(std::slice::from_ref(packet));
+            }
+        }
+        true
     }
 
     /// The link came up or went down; false if that was known.
@@ -176,6 +216,11 @@ impl PortPlane {
             &c.unicast_rcv_pkts,
             &c.multicast_rcv_pkts,
         );
+    }
+
+    /// Packets that the link threw away: a CRC or a length was wrong.
+    pub(crate) fn count_errors(&self, n: usize) {
+        self.counters.rcv_errors.fetch_add(n as u64, Relaxed);
     }
 
     /// Packets that should have left here.

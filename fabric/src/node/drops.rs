@@ -64,6 +64,10 @@ reasons! {
     BadMethod = "bad-method",
     /// Control's queue was full.
     ControlBusy = "control-queue-full",
+    /// The service level has no virtual lane at the port it had to leave by.
+    NoLane = "no-virtual-lane",
+    /// The DGID of a unicast packet is none of the port's.
+    NotOurGid = "not-our-gid",
     /// Switch: the forwarding tables know no way to the destination.
     NoRoute = "no-route",
     /// Switch: the only way out is the way in.

@@ -1,7 +1,7 @@
 //! QP0 and QP1 of an end port: who gets a MAD that arrives, and how one that is sent becomes a packet (IBA 13.5; Linux `ib_mad`).
 
 use super::{
-    DropReason, Drops, KeyViolation, NodeInput, PortPlane, Route, SmiNode, saturating_count,
+    DropReason, Drops, KeyViolation, NodeInput, PortPlane, Route, SmiNode, lane, saturating_count,
 };
 use crate::link::ControlSink;
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -14,7 +14,7 @@ use verbs::{
 use wire::mad::attr::PortState;
 use wire::mad::{MadBytes, Method, MgmtClass};
 use wire::packet::{Bth, Deth, Extended, Grh, Lrh, Opcode, Packet};
-use wire::{Guid, Lid, MtuCode, PKey, Psn, QKey, Qpn, RateCode, ServiceLevel};
+use wire::{Gid, Guid, Lid, MtuCode, PKey, Psn, QKey, Qpn, RateCode, ServiceLevel};
 
 /// An agent of QP1 as `show` lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +117,16 @@ impl NodeCore {
         }
     }
 
+    /// Data came in by a port that is Armed: control makes it Active. Said once.
+    pub(crate) fn data_on_armed(&self, port: u8) {
+        let plane = &self.ports[usize::from(port)];
+        if !plane.data_reported.swap(true, Relaxed)
+            && !self.to_control(NodeInput::DataOnArmed(port))
+        {
+            plane.data_reported.store(false, Relaxed);
+        }
+    }
+
     /// Counts a bad P_Key or Q_Key of a packet to this end port and tells control, unless it is told already.
     pub(crate) fn bad_key(&self, packet: &Packet<'_>, is_q_key: bool) {
         let port = self.end();
@@ -168,6 +178,9 @@ impl NodeCore {
             .any(|k| k.matches(packet.bth.p_key))
         {
             return self.bad_key(packet, false);
+        }
+        if !has_own_gid(&self.attributes.load(), packet) {
+            return self.drops.count(DropReason::NotOurGid);
         }
         match mad_received(packet) {
             Some(mad) => self.dispatch_gsi(mad),
@@ -245,6 +258,17 @@ impl NodeCore {
 /// Is `lid` one of the 2^lmc LIDs of this end port?
 pub(crate) fn is_own_lid(attributes: &PortAttributes, lid: Lid) -> bool {
     attributes.lid != Lid::UNSET && lid.0 >> attributes.lmc == attributes.lid.0 >> attributes.lmc
+}
+
+/// Is the DGID of a unicast packet, if it has one, of this end port? GUIDInfo names the GIDs, and the default prefix always works (IBA 4.1.1).
+pub(crate) fn has_own_gid(attributes: &PortAttributes, packet: &Packet<'_>) -> bool {
+    packet.grh.is_none_or(|g| {
+        g.dgid.guid() != Guid(0)
+            && attributes.gids.iter().any(|own| {
+                own.guid() == g.dgid.guid()
+                    && [own.prefix(), Gid::DEFAULT_PREFIX].contains(&g.dgid.prefix())
+            })
+    })
 }
 
 /// A UD packet with 256 bytes of payload as a MAD; `None` if it is not that.
@@ -530,7 +554,11 @@ pub(crate) fn send_gsi(plane: &impl Plane, mad: MadSend) {
             .fetch_add(1, Relaxed);
         return core.drops.count(DropReason::NoPKey);
     };
+    let Some(vl) = lane(core.end().lanes.load().as_deref(), 0, mad.sl) else {
+        return core.end().discard(1, DropReason::NoLane, &core.drops);
+    };
     let lrh = Lrh {
+        vl,
         sl: mad.sl,
         slid: attributes.lid,
         dlid: mad.dlid,

@@ -9,8 +9,10 @@ mod control;
 mod counters;
 mod drops;
 mod gsi;
+mod lanes;
 mod plan;
 mod pma;
+mod samples;
 mod sma;
 pub mod smi;
 #[cfg(test)]
@@ -26,10 +28,12 @@ pub use gsi::{AgentResource, smp_packet};
 pub use smi::{Route, SmiNode};
 
 pub(crate) use control::{Extra, NodeConfig};
-pub(crate) use counters::{Enforcement, PortPlane, saturating_count};
+pub(crate) use counters::{Enforcement, PortPlane, payload_len, saturating_count};
 pub(crate) use gsi::{
-    NodeCore, Plane, is_own_lid, mad_received, register_mad_agent, register_sm, register_umad,
+    NodeCore, Plane, has_own_gid, is_own_lid, mad_received, register_mad_agent, register_sm,
+    register_umad,
 };
+pub(crate) use lanes::{Lanes, lane};
 
 use std::sync::Arc;
 use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};

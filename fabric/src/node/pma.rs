@@ -1,15 +1,19 @@
-//! Performance management (IBA 16.1): PortCounters and PortCountersExtended, each with its own zero.
+//! Performance management (IBA 16.1): PortCounters and PortCountersExtended, each with its own zero, and sampling.
+//!
+//! Counters of the data plane are never reset: a Set keeps what is to be subtracted. The short counters stick at their highest value, as
+//! 16.1.3.5 wants; the extended ones have 64 bits and wrap. What no software link can see (symbol errors, link integrity, buffer overruns, waits
+//! for credit) reads as zero.
 
+use super::samples::Samples;
 use super::{CounterValues, NodeCore};
-use wire::mad::attr::{ClassPortInfo, PortCounters, PortCountersExtended};
+use std::time::Instant;
+use wire::mad::attr::{ClassPortInfo, PortCounters, PortCountersExtended, PortSamplesControl};
 use wire::mad::{AttrId, MAD_LEN, MadBytes, MadHeader, MadStatus, Method, PERF_DATA_OFFSET, put};
 
 /// PortSelect for all ports together (IBA 16.1.3.5).
 const ALL_PORTS: u8 = 255;
-/// ClassPortInfo of performance management: AllPortSelect works.
-const IS_ALL_PORT_SELECT_SUPPORTED: u16 = 1 << 8;
 
-/// What has been subtracted from the counters of a port since it was last set: the value at its zero.
+/// What is subtracted from the counters of a port: their values at the zero of each attribute.
 #[derive(Clone, Copy, Default)]
 struct Zero {
     short: CounterValues,
@@ -19,32 +23,64 @@ struct Zero {
 /// The performance management agent.
 pub(crate) struct Pma {
     zeros: Vec<Zero>,
+    samples: Samples,
 }
 
-fn cut8(n: u64) -> u8 {
-    n.min(u64::from(u8::MAX)) as u8
-}
-fn cut16(n: u64) -> u16 {
-    n.min(u64::from(u16::MAX)) as u16
-}
-fn cut32(n: u64) -> u32 {
-    n.min(u64::from(u32::MAX)) as u32
+/// The counters of an attribute by select bit: how a Set moves their zero and how an answer is filled in. CounterSelect2 follows bit 15.
+macro_rules! counter_attribute {
+    ($record:ident, $zero:ident, $method:ident { $($bit:literal $counter:ident: $field:ident $int:ty;)* }) => {
+        fn $method(&mut self, core: &NodeCore, mad: &MadBytes, set: bool, answer: &mut MadBytes) -> MadStatus {
+            let Some(wanted) = $record::parse(&mad[PERF_DATA_OFFSET..]) else {
+                return MadStatus::INVALID_FIELD;
+            };
+            let Some(ports) = self.select(core, wanted.port_select) else {
+                return MadStatus::INVALID_FIELD;
+            };
+            let mask = u64::from(wanted.counter_select) | u64::from(wanted.counter_select2) << 16;
+            let mut sum = CounterValues::default();
+            for n in ports {
+                let values = core.ports[n].counters.values();
+                let zero = &mut self.zeros[n].$zero;
+                $(if set && mask >> $bit & 1 != 0 {
+                    zero.$counter = values.$counter.wrapping_sub(wanted.$field as u64);
+                })*
+                sum = sum.plus(&values.minus(zero));
+            }
+            let counters = $record {
+                port_select: wanted.port_select,
+                counter_select: wanted.counter_select,
+                counter_select2: wanted.counter_select2,
+                $($field: sum.$counter.min(<$int>::MAX as u64) as $int,)*
+                ..$record::default()
+            };
+            put(answer, PERF_DATA_OFFSET, &counters.emit());
+            MadStatus::OK
+        }
+    };
 }
 
 impl Pma {
     pub(crate) fn new(ports: usize) -> Pma {
         Pma {
             zeros: vec![Zero::default(); ports],
+            samples: Samples::default(),
         }
     }
 
     /// The answer to a request; `None` for a method that wants none.
-    pub(crate) fn answer(&mut self, core: &NodeCore, mad: &MadBytes) -> Option<MadBytes> {
+    pub(crate) fn answer(
+        &mut self,
+        now: Instant,
+        core: &NodeCore,
+        mad: &MadBytes,
+    ) -> Option<MadBytes> {
         let header = MadHeader::parse(mad)?;
         let set = match header.method {
             Method::GET => false,
             Method::SET => true,
-            m if m.is_response() || m == Method::TRAP_REPRESS => return None,
+            m if m.is_response() || matches!(m, Method::TRAP_REPRESS | Method::SEND) => {
+                return None;
+            }
             _ => return Some(finish(mad, &header, MadStatus::METHOD_UNSUPPORTED)),
         };
         if header.class_version != 1 || header.base_version != 1 {
@@ -52,12 +88,14 @@ impl Pma {
         }
         let mut answer = [0; MAD_LEN];
         let status = match header.attr_id {
-            AttrId::CLASS_PORT_INFO => {
+            AttrId::CLASS_PORT_INFO if !set => {
                 let info = ClassPortInfo {
                     base_version: 1,
                     class_version: 1,
                     capability_mask: ClassPortInfo::PERF_IS_EXTENDED_WIDTH_SUPPORTED
-                        | IS_ALL_PORT_SELECT_SUPPORTED,
+                        | ClassPortInfo::PERF_IS_ALL_PORT_SELECT_SUPPORTED
+                        | ClassPortInfo::PERF_IS_QP1_DROPPED_SUPPORTED,
+                    capability_mask2: ClassPortInfo::PERF_IS_ADDITIONAL_EXTENDED_SUPPORTED,
                     resp_time_value: 16,
                     ..ClassPortInfo::default()
                 };
@@ -68,18 +106,25 @@ impl Pma {
             AttrId::PORT_COUNTERS_EXTENDED => {
                 self.port_counters_extended(core, mad, set, &mut answer)
             }
-            _ => {
-                return Some(finish(
-                    mad,
-                    &header,
-                    MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED,
-                ));
+            AttrId::PORT_SAMPLES_CONTROL => self.samples_control(now, core, mad, set, &mut answer),
+            AttrId::PORT_SAMPLES_RESULT if !set => {
+                put(&mut answer, PERF_DATA_OFFSET, &self.samples.result().emit());
+                MadStatus::OK
             }
+            _ => MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED,
         };
-        if !status.is_ok() {
-            return Some(finish(mad, &header, status));
-        }
-        Some(finish(&answer, &header, status))
+        let content = if status.is_ok() { &answer } else { mad };
+        Some(finish(content, &header, status))
+    }
+
+    /// When [`Pma::handle_timeout`] is due: a sample begins or ends.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.samples.poll_timeout()
+    }
+
+    /// Takes what a sample needs of the counters.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, core: &NodeCore) {
+        self.samples.handle_timeout(now, core);
     }
 
     /// Indices of the ports selected.
@@ -92,206 +137,60 @@ impl Pma {
         }
     }
 
-    fn port_counters(
+    fn samples_control(
         &mut self,
+        now: Instant,
         core: &NodeCore,
         mad: &MadBytes,
         set: bool,
         answer: &mut MadBytes,
     ) -> MadStatus {
-        let Some(wanted) = PortCounters::parse(&mad[PERF_DATA_OFFSET..]) else {
+        let wanted = PortSamplesControl::parse(&mad[PERF_DATA_OFFSET..])
+            .filter(|w| w.port_select != ALL_PORTS && self.select(core, w.port_select).is_some());
+        let Some(wanted) = wanted else {
             return MadStatus::INVALID_FIELD;
         };
-        let Some(ports) = self.select(core, wanted.port_select) else {
-            return MadStatus::INVALID_FIELD;
-        };
-        let mut sum = CounterValues::default();
-        for n in ports {
-            let values = core.ports[n].counters.values();
-            let zero = &mut self.zeros[n].short;
-            if set {
-                let mask = wanted.counter_select;
-                let reset = |bit: u8, zero: &mut u64, value: u64, to: u64| {
-                    if mask >> bit & 1 != 0 {
-                        *zero = value.wrapping_sub(to);
-                    }
-                };
-                reset(
-                    2,
-                    &mut zero.link_downed,
-                    values.link_downed,
-                    wanted.link_downed_counter.into(),
-                );
-                reset(
-                    3,
-                    &mut zero.rcv_errors,
-                    values.rcv_errors,
-                    wanted.port_rcv_errors.into(),
-                );
-                let to = wanted.port_rcv_switch_relay_errors.into();
-                reset(
-                    5,
-                    &mut zero.rcv_switch_relay_errors,
-                    values.rcv_switch_relay_errors,
-                    to,
-                );
-                reset(
-                    6,
-                    &mut zero.xmit_discards,
-                    values.xmit_discards,
-                    wanted.port_xmit_discards.into(),
-                );
-                reset(
-                    7,
-                    &mut zero.xmit_constraint_errors,
-                    values.xmit_constraint_errors,
-                    wanted.port_xmit_constraint_errors.into(),
-                );
-                reset(
-                    8,
-                    &mut zero.rcv_constraint_errors,
-                    values.rcv_constraint_errors,
-                    wanted.port_rcv_constraint_errors.into(),
-                );
-                reset(
-                    11,
-                    &mut zero.vl15_dropped,
-                    values.vl15_dropped,
-                    wanted.vl15_dropped.into(),
-                );
-                reset(
-                    12,
-                    &mut zero.xmit_data,
-                    values.xmit_data,
-                    wanted.port_xmit_data.into(),
-                );
-                reset(
-                    13,
-                    &mut zero.rcv_data,
-                    values.rcv_data,
-                    wanted.port_rcv_data.into(),
-                );
-                reset(
-                    14,
-                    &mut zero.xmit_pkts,
-                    values.xmit_pkts,
-                    wanted.port_xmit_pkts.into(),
-                );
-                reset(
-                    15,
-                    &mut zero.rcv_pkts,
-                    values.rcv_pkts,
-                    wanted.port_rcv_pkts.into(),
-                );
-                // CounterSelect2 bit 1 is QP1Dropped.
-                if wanted.counter_select2 >> 1 & 1 != 0 {
-                    zero.qp1_dropped = values.qp1_dropped.wrapping_sub(wanted.qp1_dropped.into());
-                }
-            }
-            sum = sum.plus(&values.minus(zero));
+        if set {
+            self.samples.begin(now, &wanted);
+            self.samples.handle_timeout(now, core);
         }
-        let counters = PortCounters {
-            port_select: wanted.port_select,
-            counter_select: wanted.counter_select,
-            link_downed_counter: cut8(sum.link_downed),
-            port_rcv_errors: cut16(sum.rcv_errors),
-            port_rcv_switch_relay_errors: cut16(sum.rcv_switch_relay_errors),
-            port_xmit_discards: cut16(sum.xmit_discards),
-            port_xmit_constraint_errors: cut8(sum.xmit_constraint_errors),
-            port_rcv_constraint_errors: cut8(sum.rcv_constraint_errors),
-            counter_select2: wanted.counter_select2,
-            qp1_dropped: cut16(sum.qp1_dropped),
-            vl15_dropped: cut16(sum.vl15_dropped),
-            port_xmit_data: cut32(sum.xmit_data),
-            port_rcv_data: cut32(sum.rcv_data),
-            port_xmit_pkts: cut32(sum.xmit_pkts),
-            port_rcv_pkts: cut32(sum.rcv_pkts),
-            ..PortCounters::default()
-        };
-        put(answer, PERF_DATA_OFFSET, &counters.emit());
+        put(answer, PERF_DATA_OFFSET, &self.samples.control().emit());
         MadStatus::OK
     }
 
-    fn port_counters_extended(
-        &mut self,
-        core: &NodeCore,
-        mad: &MadBytes,
-        set: bool,
-        answer: &mut MadBytes,
-    ) -> MadStatus {
-        let Some(wanted) = PortCountersExtended::parse(&mad[PERF_DATA_OFFSET..]) else {
-            return MadStatus::INVALID_FIELD;
-        };
-        let Some(ports) = self.select(core, wanted.port_select) else {
-            return MadStatus::INVALID_FIELD;
-        };
-        let mut sum = CounterValues::default();
-        for n in ports {
-            let values = core.ports[n].counters.values();
-            let zero = &mut self.zeros[n].extended;
-            if set {
-                let reset = |bit: u8, zero: &mut u64, value: u64, to: u64| {
-                    if wanted.counter_select >> bit & 1 != 0 {
-                        *zero = value.wrapping_sub(to);
-                    }
-                };
-                reset(
-                    0,
-                    &mut zero.xmit_data,
-                    values.xmit_data,
-                    wanted.port_xmit_data,
-                );
-                reset(1, &mut zero.rcv_data, values.rcv_data, wanted.port_rcv_data);
-                reset(
-                    2,
-                    &mut zero.xmit_pkts,
-                    values.xmit_pkts,
-                    wanted.port_xmit_pkts,
-                );
-                reset(3, &mut zero.rcv_pkts, values.rcv_pkts, wanted.port_rcv_pkts);
-                reset(
-                    4,
-                    &mut zero.unicast_xmit_pkts,
-                    values.unicast_xmit_pkts,
-                    wanted.port_unicast_xmit_pkts,
-                );
-                reset(
-                    5,
-                    &mut zero.unicast_rcv_pkts,
-                    values.unicast_rcv_pkts,
-                    wanted.port_unicast_rcv_pkts,
-                );
-                reset(
-                    6,
-                    &mut zero.multicast_xmit_pkts,
-                    values.multicast_xmit_pkts,
-                    wanted.port_multicast_xmit_pkts,
-                );
-                reset(
-                    7,
-                    &mut zero.multicast_rcv_pkts,
-                    values.multicast_rcv_pkts,
-                    wanted.port_multicast_rcv_pkts,
-                );
-            }
-            sum = sum.plus(&values.minus(zero));
-        }
-        let counters = PortCountersExtended {
-            port_select: wanted.port_select,
-            counter_select: wanted.counter_select,
-            port_xmit_data: sum.xmit_data,
-            port_rcv_data: sum.rcv_data,
-            port_xmit_pkts: sum.xmit_pkts,
-            port_rcv_pkts: sum.rcv_pkts,
-            port_unicast_xmit_pkts: sum.unicast_xmit_pkts,
-            port_unicast_rcv_pkts: sum.unicast_rcv_pkts,
-            port_multicast_xmit_pkts: sum.multicast_xmit_pkts,
-            port_multicast_rcv_pkts: sum.multicast_rcv_pkts,
-            ..PortCountersExtended::default()
-        };
-        put(answer, PERF_DATA_OFFSET, &counters.emit());
-        MadStatus::OK
-    }
+    counter_attribute!(PortCounters, short, port_counters {
+        2 link_downed: link_downed_counter u8;
+        3 rcv_errors: port_rcv_errors u16;
+        5 rcv_switch_relay_errors: port_rcv_switch_relay_errors u16;
+        6 xmit_discards: port_xmit_discards u16;
+        7 xmit_constraint_errors: port_xmit_constraint_errors u8;
+        8 rcv_constraint_errors: port_rcv_constraint_errors u8;
+        11 vl15_dropped: vl15_dropped u16;
+        12 xmit_data: port_xmit_data u32;
+        13 rcv_data: port_rcv_data u32;
+        14 xmit_pkts: port_xmit_pkts u32;
+        15 rcv_pkts: port_rcv_pkts u32;
+        17 qp1_dropped: qp1_dropped u16;
+    });
+
+    counter_attribute!(PortCountersExtended, extended, port_counters_extended {
+        0 xmit_data: port_xmit_data u64;
+        1 rcv_data: port_rcv_data u64;
+        2 xmit_pkts: port_xmit_pkts u64;
+        3 rcv_pkts: port_rcv_pkts u64;
+        4 unicast_xmit_pkts: port_unicast_xmit_pkts u64;
+        5 unicast_rcv_pkts: port_unicast_rcv_pkts u64;
+        6 multicast_xmit_pkts: port_multicast_xmit_pkts u64;
+        7 multicast_rcv_pkts: port_multicast_rcv_pkts u64;
+        18 link_downed: link_downed_counter u64;
+        19 rcv_errors: port_rcv_errors u64;
+        21 rcv_switch_relay_errors: port_rcv_switch_relay_errors u64;
+        22 xmit_discards: port_xmit_discards u64;
+        23 xmit_constraint_errors: port_xmit_constraint_errors u64;
+        24 rcv_constraint_errors: port_rcv_constraint_errors u64;
+        27 vl15_dropped: vl15_dropped u64;
+        29 qp1_dropped: qp1_dropped u64;
+    });
 }
 
 fn finish(mad: &MadBytes, request: &MadHeader, status: MadStatus) -> MadBytes {

@@ -3,13 +3,13 @@
 //! [`Sma::process`] answers one Get or Set. A Set with a wrong field changes nothing and is answered with the present content and the status
 //! for invalid fields.
 
-use super::{DropReason, NodeConfig, PortPlane};
+use super::{DropReason, Lanes, NodeConfig, PortPlane};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::mad::attr::{
-    CapabilityMask, GuidInfo, LinkWidth, NodeDescription, NodeInfo, NodeType, PKeyTable, PortInfo,
-    PortPhysicalState, PortState, SlToVl,
+    CapabilityMask, GuidInfo, LedInfo, LinkWidth, NodeDescription, NodeInfo, NodeType, PKeyTable,
+    PortInfo, PortPhysicalState, PortState, SlToVl,
 };
 use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Gid, Guid, Lid, LinkRate, MtuCode, PKey};
@@ -54,8 +54,6 @@ pub(crate) enum Effect {
     TakeDown(u8),
     /// ClientReregister was set.
     Reregister,
-    /// Capabilities or description changed.
-    LocalChange,
 }
 
 /// Attributes of a node.
@@ -68,6 +66,7 @@ pub(crate) struct Sma {
     description: [u8; 64],
     pub(crate) ports: Vec<SmaPort>,
     pub(crate) guids: [Guid; GUID_CAP as usize],
+    led: bool,
     /// When protection falls because nobody renewed the M_Key's lease.
     pub(crate) lease_until: Option<Instant>,
 }
@@ -75,15 +74,20 @@ pub(crate) struct Sma {
 fn first_port_info(config: &NodeConfig, number: u8) -> PortInfo {
     let is_end_port = number == u8::from(!config.is_switch);
     let is_port0 = config.is_switch && number == 0;
-    let mut capabilities = CapabilityMask::IS_TRAP_SUPPORTED
+    let capabilities = CapabilityMask::IS_TRAP_SUPPORTED
         | CapabilityMask::IS_NOTICE_SUPPORTED
         | CapabilityMask::IS_SL_MAPPING_SUPPORTED
         | CapabilityMask::IS_SYSTEM_IMAGE_GUID_SUPPORTED
         | CapabilityMask::IS_CAPABILITY_MASK_NOTICE_SUPPORTED
-        | CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED;
-    if !config.is_switch {
-        capabilities = capabilities | CapabilityMask::IS_COMMUNICATION_MANAGEMENT_SUPPORTED;
-    }
+        | CapabilityMask::IS_CLIENT_REREGISTRATION_SUPPORTED
+        | CapabilityMask::IS_LED_INFO_SUPPORTED
+        | CapabilityMask::IS_OTHER_LOCAL_CHANGES_NOTICE_SUPPORTED
+        | if config.is_switch {
+            CapabilityMask::IS_P_KEY_SWITCH_EXTERNAL_PORT_TRAP_SUPPORTED
+                | CapabilityMask::IS_MULTICAST_FDB_TOP_SUPPORTED
+        } else {
+            CapabilityMask::IS_COMMUNICATION_MANAGEMENT_SUPPORTED
+        };
     PortInfo {
         gid_prefix: if is_end_port { config.gid_prefix } else { 0 },
         capability_mask: if is_end_port {
@@ -166,6 +170,7 @@ impl Sma {
             description: NodeDescription::new(&config.description).emit(),
             ports: (0..=config.ports).map(port).collect(),
             guids,
+            led: false,
             lease_until: None,
         }
     }
@@ -175,6 +180,20 @@ impl Sma {
     }
     pub(crate) fn end_mut(&mut self) -> &mut SmaPort {
         &mut self.ports[usize::from(self.end_port)]
+    }
+
+    /// Changes NodeDescription; false if it is that already.
+    pub(crate) fn describe(&mut self, text: &str) -> bool {
+        let new = NodeDescription::new(text).emit();
+        std::mem::replace(&mut self.description, new) != new
+    }
+
+    /// Lanes of port `n` for its data plane.
+    pub(crate) fn lanes(&self, n: usize) -> Option<Lanes> {
+        let port = &self.ports[n];
+        let inputs = port.sl_to_vl.last_key_value().map_or(0, |(k, _)| *k + 1);
+        let table = |input| port.sl_to_vl.get(&input).copied().unwrap_or_default();
+        Lanes::new(port.info.operational_vls, (0..inputs).map(table).collect())
     }
 
     /// The attributes as verbs tell them.
@@ -193,9 +212,8 @@ impl Sma {
             gids: self
                 .guids
                 .iter()
-                .enumerate()
-                .filter(|(i, g)| *i == 0 || g.0 != 0)
-                .map(|(_, g)| Gid::new(port.info.gid_prefix, *g))
+                .take(self.guids.iter().rposition(|g| g.0 != 0).unwrap_or(0) + 1)
+                .map(|g| Gid::new(port.info.gid_prefix, *g))
                 .collect(),
             pkeys: port.pkeys.clone(),
             node_guid: self.node_info.node_guid,
@@ -231,10 +249,17 @@ impl Sma {
         let modifier = smp.header.attr_mod;
         let mut data = smp.data;
         let status = match smp.header.attr_id {
-            AttrId::NODE_INFO | AttrId::NODE_DESCRIPTION if modifier != 0 => {
+            AttrId::NODE_INFO | AttrId::NODE_DESCRIPTION | AttrId::VENDOR_DIAG if set => {
+                Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED)
+            }
+            AttrId::NODE_INFO
+            | AttrId::NODE_DESCRIPTION
+            | AttrId::VENDOR_DIAG
+            | AttrId::LED_INFO
+                if modifier != 0 =>
+            {
                 Err(MadStatus::INVALID_FIELD)
             }
-            AttrId::NODE_INFO if set => Err(MadStatus::METHOD_ATTRIBUTE_UNSUPPORTED),
             AttrId::NODE_INFO => {
                 // A request of this very node came by no port; its answer names the end port.
                 let local_port_num = self.called(ingress);
@@ -249,11 +274,20 @@ impl Sma {
                 Ok(())
             }
             AttrId::NODE_DESCRIPTION => {
-                if set && self.description != smp.data {
-                    self.description = smp.data;
-                    effects.push(Effect::LocalChange);
-                }
                 data = self.description;
+                Ok(())
+            }
+            // Nothing to tell, and no further page (NextIndex 0).
+            AttrId::VENDOR_DIAG => {
+                data = [0; 64];
+                Ok(())
+            }
+            AttrId::LED_INFO => {
+                if set && let Some(wanted) = LedInfo::parse(&smp.data) {
+                    self.led = wanted.led_mask;
+                }
+                let led_mask = self.led;
+                put(&mut data, &LedInfo { led_mask }.emit());
                 Ok(())
             }
             AttrId::PORT_INFO => self.port_info(smp, ingress, planes, effects, &mut data),
@@ -496,10 +530,12 @@ fn changed(
     new.vl_high_limit = wanted.vl_high_limit;
     new.vl_stall_count = wanted.vl_stall_count;
     new.hoq_life = wanted.hoq_life;
-    new.partition_enforcement_inbound = wanted.partition_enforcement_inbound;
-    new.partition_enforcement_outbound = wanted.partition_enforcement_outbound;
-    new.filter_raw_inbound = wanted.filter_raw_inbound;
-    new.filter_raw_outbound = wanted.filter_raw_outbound;
+    new.init_type_reply = wanted.init_type_reply;
+    if !is_end_port {
+        // Raw packets do not exist here, and SwitchInfo says that they are not filtered.
+        new.partition_enforcement_inbound = wanted.partition_enforcement_inbound;
+        new.partition_enforcement_outbound = wanted.partition_enforcement_outbound;
+    }
     new.local_phy_errors = wanted.local_phy_errors;
     new.overrun_errors = wanted.overrun_errors;
     if is_end_port {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{MadAgent, MadReceived, MadSend};
-use wire::mad::attr::{PortInfo, PortState};
+use wire::mad::attr::{PortInfo, PortState, SwitchInfo};
 use wire::mad::{AttrId, Method, Smp};
 use wire::{Guid, Lid, PKey, QKey, Qpn, ServiceLevel};
 
@@ -289,6 +289,13 @@ impl Star {
                 .status()
                 .is_ok()
         );
+        let info = SwitchInfo {
+            linear_fdb_top: SWITCH_LID.0,
+            ..SwitchInfo::default()
+        };
+        let (set, attr) = (Method::SET, AttrId::SWITCH_INFO);
+        sm.directed(net, &[1], set, attr, 0, &info.emit())
+            .expect("SwitchInfo answered");
         let mut lft = [255; 64];
         lft[1..4].copy_from_slice(&[1, 2, 3]);
         lft[usize::from(SWITCH_LID.0)] = 0;

@@ -5,8 +5,8 @@ use wire::Lid;
 use wire::mad::attr::Notice;
 use wire::mad::{AttrId, Method, Smp};
 
-/// Before the first repetition; doubles with each.
-const FIRST_REPEAT: Duration = Duration::from_secs(1);
+/// Between two sends of the same news that happened again meanwhile.
+const SHORTEST_REPEAT: Duration = Duration::from_millis(50);
 /// Longest pause between repetitions.
 const LONGEST_REPEAT: Duration = Duration::from_secs(16);
 /// After so many sends a trap is given up: the manager's sweep finds what it told of.
@@ -20,6 +20,7 @@ struct Pending {
     tid: u64,
     notice: Notice,
     sends: u32,
+    sent: Option<Instant>,
     due: Instant,
 }
 
@@ -32,21 +33,25 @@ pub(crate) struct Traps {
 }
 
 impl Traps {
-    /// Sends `notice` now, and again later. The same notice already pending starts anew.
+    /// Sends `notice` now, and again later. The same notice already pending starts anew, with a new TID: a repress that is on its way is for what
+    /// happened before. False if another trap had to be given up for it.
     pub(crate) fn raise(&mut self, now: Instant, notice: Notice) -> bool {
+        self.next_tid = self.next_tid.wrapping_add(1);
+        let tid = u64::from(self.next_tid);
         if let Some(pending) = self.pending.iter_mut().find(|p| p.notice == notice) {
-            (pending.sends, pending.due) = (0, now);
+            let due = pending.sent.map_or(now, |t| now.max(t + SHORTEST_REPEAT));
+            (pending.tid, pending.sends, pending.due) = (tid, 0, due);
             return true;
         }
         let full = self.pending.len() >= MAX_PENDING;
         if full {
             self.pending.remove(0);
         }
-        self.next_tid = self.next_tid.wrapping_add(1);
         self.pending.push(Pending {
-            tid: u64::from(self.next_tid),
+            tid,
             notice,
             sends: 0,
+            sent: None,
             due: now,
         });
         !full
@@ -74,16 +79,24 @@ impl Traps {
         self.pending.iter().map(|p| p.due).min()
     }
 
-    /// One trap that is due: `Ok` to send, `Err` to count as given up.
-    pub(crate) fn poll(&mut self, now: Instant, issuer: Lid) -> Option<Result<Smp, ()>> {
+    /// One trap that is due: `Ok` to send, `Err` to count as given up. `interval`: the time of PortInfo's SubnetTimeOut, which is the pause before
+    /// the first repetition and doubles with each.
+    pub(crate) fn poll(
+        &mut self,
+        now: Instant,
+        issuer: Lid,
+        interval: Duration,
+    ) -> Option<Result<Smp, ()>> {
         let index = self.pending.iter().position(|p| p.due <= now)?;
         if self.pending[index].sends >= MAX_SENDS {
             self.pending.remove(index);
             return Some(Err(()));
         }
         let pending = &mut self.pending[index];
-        pending.due = now + (FIRST_REPEAT * (1 << pending.sends)).min(LONGEST_REPEAT);
+        let pause = interval * (1 << pending.sends);
+        pending.due = now + pause.clamp(SHORTEST_REPEAT, LONGEST_REPEAT);
         pending.sends += 1;
+        pending.sent = Some(now);
         let notice = Notice {
             issuer_lid: issuer,
             ..pending.notice

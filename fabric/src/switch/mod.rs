@@ -9,14 +9,14 @@ mod tests;
 
 use crate::link::{ControlSink, Link, LinkSink};
 use crate::node::{
-    AgentResource, CounterValues, DropReason, Drops, ManagementPort, NodeConfig, NodeControl,
-    NodeCore, NodeInput, Plane, PortPlane, SmiNode, is_own_lid, mad_received, register_mad_agent,
-    register_sm, register_umad,
+    AgentResource, CounterValues, DropReason, Drops, Lanes, ManagementPort, NodeConfig,
+    NodeControl, NodeCore, NodeInput, Plane, PortPlane, SmiNode, is_own_lid, lane, mad_received,
+    payload_len, register_mad_agent, register_sm, register_umad,
 };
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use tables::{Mft, NO_PORT, PortMask, SwitchTables};
 use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};
@@ -56,6 +56,8 @@ pub struct Switch {
     sinks: Vec<Arc<SwitchPort>>,
     /// Port by LID; what is beyond the end has none.
     lft: ArcSwap<Vec<u8>>,
+    /// LIDs beyond have no port whatever the table says (IBA 18.2.4.3.1).
+    linear_fdb_top: AtomicU16,
     mft: ArcSwap<Mft>,
     /// Held while links are attached and free ports looked for; never by the data path.
     attaching: Mutex<()>,
@@ -76,6 +78,11 @@ impl LinkSink for SwitchPort {
     fn link_changed(&self, up: bool) {
         if let Some(switch) = self.switch.upgrade() {
             switch.core.link_changed(self.number, up);
+        }
+    }
+    fn receive_errors(&self, n: usize) {
+        if let Some(port) = self.switch.upgrade() {
+            port.core.ports[usize::from(self.number)].count_errors(n);
         }
     }
 }
@@ -120,6 +127,7 @@ impl Switch {
                 })
                 .collect(),
             lft: ArcSwap::default(),
+            linear_fdb_top: AtomicU16::new(0),
             mft: ArcSwap::default(),
             attaching: Mutex::new(()),
         });
@@ -190,15 +198,14 @@ impl Switch {
     /// Ports a unicast or multicast LID leads to, for `show` and tests.
     pub fn route(&self, lid: Lid) -> Vec<u8> {
         if lid.is_multicast() {
-            return self.mft.load().get(lid).ports().collect();
+            return self.mft.load().get(lid, 0).ports().collect();
         }
-        self.lft
-            .load()
-            .get(usize::from(lid.0))
-            .copied()
-            .filter(|p| *p != NO_PORT)
-            .into_iter()
-            .collect()
+        self.unicast_port(lid).into_iter().collect()
+    }
+
+    fn unicast_port(&self, lid: Lid) -> Option<u8> {
+        let port = self.lft.load().get(usize::from(lid.0)).copied();
+        port.filter(|p| *p != NO_PORT && lid.0 <= self.linear_fdb_top.load(Relaxed))
     }
 
     fn external(&self, number: u8) -> Option<&PortPlane> {
@@ -219,7 +226,13 @@ impl Switch {
                 .drops
                 .add(DropReason::PortNotActive, packets.len() as u64);
         }
+        if port.sort_out_oversize(packets, &self.core.drops, |p| self.receive(ingress, p)) {
+            return;
+        }
         port.count_received(packets);
+        if state == PortState::ARMED && packets.iter().any(|p| p.lrh.vl != 15) {
+            self.core.data_on_armed(ingress);
+        }
         for run in packets.chunk_by(|a, b| a.lrh.dlid == b.lrh.dlid && a.lrh.vl == b.lrh.vl) {
             if run[0].lrh.vl != 15 && state < PortState::ARMED {
                 self.core
@@ -239,13 +252,13 @@ impl Switch {
             return self.deliver(ingress, run);
         }
         if lrh.dlid.is_multicast() && lrh.vl != 15 {
-            let ports = self.mft.load().get(lrh.dlid);
+            let ports = self.mft.load().get(lrh.dlid, ingress);
             if ports.is_empty() {
                 return self.unroutable(ingress, run, DropReason::NoRoute);
             }
             return self.send(ingress, run, ports);
         }
-        match self.lft.load().get(usize::from(lrh.dlid.0)).copied() {
+        match self.unicast_port(lrh.dlid) {
             Some(0) => self.deliver(ingress, run),
             Some(port) if port == ingress => self.unroutable(ingress, run, DropReason::WouldReturn),
             Some(port) if port <= self.ports() && lrh.dlid.is_unicast() => {
@@ -274,7 +287,7 @@ impl Switch {
             for packet in packets {
                 let hops = packet.hops.saturating_add(1);
                 if hops > most {
-                    self.core.drops.count(DropReason::HopLimit);
+                    self.unroutable(ingress, std::slice::from_ref(packet), DropReason::HopLimit);
                 } else if self.passes(ingress, packet, true) {
                     out.push(Packet { hops, ..*packet });
                 }
@@ -287,6 +300,9 @@ impl Switch {
             } else {
                 PortState::ARMED
             };
+            // All of a run are of one lane.
+            let vl = out[0].lrh.vl;
+            let longest = out.iter().map(payload_len).max().unwrap_or_default();
             for number in ports.ports().filter(|n| *n != ingress) {
                 let Some(port) = self.external(number) else {
                     // Port 0 of a multicast: no queue pair of the switch is in a group.
@@ -298,11 +314,16 @@ impl Switch {
                 };
                 if port.state() < needed {
                     port.discard(out.len(), DropReason::PortNotActive, &self.core.drops);
-                } else if port.enforcement.load().is_some() {
+                    continue;
+                }
+                let lanes = port.lanes.load();
+                if port.enforcement.load().is_some()
+                    || (vl != 15 && (vl != 0 || lanes.is_some()))
+                    || longest > usize::from(port.neighbor_mtu.load(Relaxed))
+                {
                     let admitted: ArrayVec<_, CHUNK> = out
                         .iter()
-                        .filter(|p| self.passes(number, p, false))
-                        .copied()
+                        .filter_map(|p| self.admit(ingress, number, lanes.as_deref(), p))
                         .collect();
                     if !admitted.is_empty() {
                         port.transmit(&admitted, &self.core.drops);
@@ -312,6 +333,33 @@ impl Switch {
                 }
             }
         }
+    }
+
+    /// `packet` as it leaves by port `number`, on the lane that its service level has there; `None` if it may not.
+    fn admit<'a>(
+        &self,
+        ingress: u8,
+        number: u8,
+        lanes: Option<&Lanes>,
+        packet: &Packet<'a>,
+    ) -> Option<Packet<'a>> {
+        let port = &self.core.ports[usize::from(number)];
+        if !self.passes(number, packet, false) {
+            return None;
+        }
+        if payload_len(packet) > usize::from(port.neighbor_mtu.load(Relaxed)) {
+            port.discard(1, DropReason::TooLong, &self.core.drops);
+            return None;
+        }
+        if packet.lrh.vl == 15 {
+            return Some(*packet);
+        }
+        let Some(vl) = lane(lanes, ingress, packet.lrh.sl) else {
+            port.discard(1, DropReason::NoLane, &self.core.drops);
+            return None;
+        };
+        let lrh = wire::packet::Lrh { vl, ..packet.lrh };
+        Some(Packet { lrh, ..*packet })
     }
 
     /// Partition enforcement of an external port (IBA 10.9.8); SMPs are exempt.

@@ -3,6 +3,7 @@
 use super::Switch;
 use crate::node::Extra;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use wire::Lid;
 use wire::mad::attr::{LinearForwardingTable, MulticastForwardingTable, SwitchInfo};
 use wire::mad::{AttrId, MadStatus, Method, Smp};
@@ -52,14 +53,37 @@ impl PortMask {
 }
 
 /// The multicast forwarding table: blocks of 32 MLIDs, shared between the snapshots that do not differ in them.
-#[derive(Clone, Default)]
-pub(super) struct Mft(Vec<Option<Arc<[PortMask; BLOCK]>>>);
+#[derive(Clone)]
+pub(super) struct Mft {
+    blocks: Vec<Option<Arc<[PortMask; BLOCK]>>>,
+    /// MLIDs beyond are outside of the table; 0: none is.
+    top: Lid,
+    /// Where those go: to the first, and what comes from there to the second.
+    default_ports: [u8; 2],
+}
+
+impl Default for Mft {
+    fn default() -> Self {
+        Mft {
+            blocks: Vec::new(),
+            top: Lid::UNSET,
+            default_ports: [NO_PORT; 2],
+        }
+    }
+}
 
 impl Mft {
-    /// Ports of a multicast LID.
-    pub(super) fn get(&self, mlid: Lid) -> PortMask {
+    /// Ports of a multicast LID for what came in by `ingress` (IBA 18.2.4.3.3).
+    pub(super) fn get(&self, mlid: Lid, ingress: u8) -> PortMask {
+        if self.top != Lid::UNSET && mlid > self.top {
+            let [primary, other] = self.default_ports;
+            return match if ingress == primary { other } else { primary } {
+                NO_PORT => PortMask::default(),
+                port => PortMask::one(port),
+            };
+        }
         let index = usize::from(mlid.0.wrapping_sub(Lid::MULTICAST_BASE.0));
-        self.0
+        self.blocks
             .get(index / BLOCK)
             .and_then(|b| b.as_ref())
             .map(|b| b[index % BLOCK])
@@ -81,17 +105,28 @@ impl SwitchTables {
             inbound_enforcement_cap: true,
             outbound_enforcement_cap: true,
             enhanced_port0: true,
+            default_port: NO_PORT,
+            default_multicast_primary_port: NO_PORT,
+            default_multicast_not_primary_port: NO_PORT,
             ..SwitchInfo::default()
         };
         SwitchTables { info }
     }
 
-    fn switch_info(&mut self, smp: &Smp) -> (MadStatus, [u8; 64]) {
+    fn switch_info(&mut self, switch: &Switch, smp: &Smp) -> (MadStatus, [u8; 64]) {
         let mut status = MadStatus::OK;
+        if smp.header.attr_mod != 0 {
+            return (MadStatus::INVALID_FIELD, smp.data);
+        }
         if smp.header.method == Method::SET
             && let Some(wanted) = SwitchInfo::parse(&smp.data)
         {
-            if wanted.linear_fdb_top >= LINEAR_FDB_CAP {
+            let top = wanted.multicast_fdb_top;
+            // One less than the first MLID: there is no entry at all (IBA 14.2.5.4).
+            let is_top = top == 0
+                || (Lid::MULTICAST_BASE.0 - 1..Lid::MULTICAST_BASE.0 + MULTICAST_FDB_CAP)
+                    .contains(&top);
+            if wanted.linear_fdb_top >= LINEAR_FDB_CAP || !is_top {
                 status = MadStatus::INVALID_FIELD;
             } else {
                 let info = &mut self.info;
@@ -102,7 +137,16 @@ impl SwitchTables {
                 info.life_time_value = wanted.life_time_value;
                 // Writing 1 clears.
                 info.port_state_change &= !wanted.port_state_change;
-                info.multicast_fdb_top = wanted.multicast_fdb_top;
+                info.multicast_fdb_top = top;
+                switch.linear_fdb_top.store(info.linear_fdb_top, Relaxed);
+                switch.mft.store(Arc::new(Mft {
+                    top: Lid(top),
+                    default_ports: [
+                        info.default_multicast_primary_port,
+                        info.default_multicast_not_primary_port,
+                    ],
+                    ..Mft::clone(&switch.mft.load())
+                }));
             }
         }
         let mut data = [0; 64];
@@ -139,10 +183,10 @@ fn multicast(switch: &Switch, smp: &Smp) -> (MadStatus, [u8; 64]) {
         && let Some(wanted) = MulticastForwardingTable::parse(&smp.data)
     {
         let mut table = Mft::clone(&switch.mft.load());
-        if table.0.len() <= block {
-            table.0.resize(block + 1, None);
+        if table.blocks.len() <= block {
+            table.blocks.resize(block + 1, None);
         }
-        let masks = Arc::make_mut(table.0[block].get_or_insert_default());
+        let masks = Arc::make_mut(table.blocks[block].get_or_insert_default());
         masks
             .iter_mut()
             .zip(wanted.port_mask)
@@ -150,7 +194,7 @@ fn multicast(switch: &Switch, smp: &Smp) -> (MadStatus, [u8; 64]) {
         switch.mft.store(Arc::new(table));
     }
     let table = switch.mft.load();
-    let masks = table.0.get(block).and_then(|b| b.as_ref());
+    let masks = table.blocks.get(block).and_then(|b| b.as_ref());
     let port_mask = std::array::from_fn(|i| masks.map_or(0, |m| m[i].position(position)));
     (MadStatus::OK, MulticastForwardingTable { port_mask }.emit())
 }
@@ -158,7 +202,7 @@ fn multicast(switch: &Switch, smp: &Smp) -> (MadStatus, [u8; 64]) {
 impl Extra<Switch> for SwitchTables {
     fn process(&mut self, switch: &Switch, smp: &Smp) -> Option<(MadStatus, [u8; 64])> {
         Some(match smp.header.attr_id {
-            AttrId::SWITCH_INFO => self.switch_info(smp),
+            AttrId::SWITCH_INFO => self.switch_info(switch, smp),
             AttrId::LINEAR_FORWARDING_TABLE => linear(switch, smp),
             AttrId::MULTICAST_FORWARDING_TABLE => multicast(switch, smp),
             _ => return None,

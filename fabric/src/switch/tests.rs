@@ -48,10 +48,23 @@ fn tables_are_written_and_read_by_mads() {
     assert!(
         info.enhanced_port0 && info.linear_fdb_cap == 0xc000 && info.multicast_fdb_cap == 0x3fff
     );
+    let wanted = SwitchInfo {
+        linear_fdb_top: 5 * 64 + 7,
+        ..info
+    };
+    sm.directed(
+        net,
+        &[1],
+        Method::SET,
+        AttrId::SWITCH_INFO,
+        0,
+        &wanted.emit(),
+    )
+    .expect("an answer");
     let mut block = LinearForwardingTable {
         port: [NO_PORT; 64],
     };
-    block.port[7] = 3;
+    block.port[7..9].copy_from_slice(&[3, 3]);
     sm.directed(
         net,
         &[1],
@@ -63,6 +76,7 @@ fn tables_are_written_and_read_by_mads() {
     .expect("an answer");
     assert_eq!(switch.route(Lid(5 * 64 + 7)), [3]);
     assert_eq!(switch.route(Lid(5 * 64 + 6)), []);
+    assert_eq!(switch.route(Lid(5 * 64 + 8)), [], "beyond LinearFDBTop");
     assert_eq!(switch.route(Lid(2)), [2], "other blocks keep their content");
     let last = u32::from(0xc000u16 / 64);
     for (attr, modifier) in [
@@ -132,7 +146,7 @@ fn what_cannot_be_forwarded_is_counted() {
             .counters(2)
             .expect("port 2")
             .rcv_switch_relay_errors,
-        5
+        6
     );
     // Port 4 has no link and is Down.
     star.switch.port(4).receive(&[packet(Lid(3))]);

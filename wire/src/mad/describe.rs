@@ -233,6 +233,7 @@ types! {
         LINEAR_FORWARDING_TABLE: LinearForwardingTable debug;
         MULTICAST_FORWARDING_TABLE: MulticastForwardingTable debug;
         SM_INFO: SmInfo sm_info;
+        LED_INFO: LedInfo debug;
     }
     MgmtClass::SUBN_ADM => {
         NODE_RECORD: NodeRecord |r| {
@@ -258,6 +259,8 @@ types! {
         INFORM_INFO_RECORD: InformInfoRecord |r| format!("of {} number {} {}", r.subscriber_gid, r.index, inform_info(&r.inform_info));
     }
     MgmtClass::PERF_MGT => {
+        PORT_SAMPLES_CONTROL: PortSamplesControl debug;
+        PORT_SAMPLES_RESULT: PortSamplesResult debug;
         PORT_COUNTERS: PortCounters debug;
         PORT_COUNTERS_EXTENDED: PortCountersExtended debug;
     }

@@ -119,9 +119,14 @@ impl<'r, 'a> Delivery<'r, 'a> {
         counters.rx_bytes.add(len);
         let datagram = match datagram {
             Ok(datagram) => datagram,
-            Err(Malformed::Length) => return counters.rx_bad_length.add(1),
-            Err(Malformed::Header) => return counters.rx_bad_header.add(1),
-            Err(Malformed::Icrc) => return counters.rx_bad_icrc.add(1),
+            Err(malformed) => {
+                match malformed {
+                    Malformed::Length => counters.rx_bad_length.add(1),
+                    Malformed::Header => counters.rx_bad_header.add(1),
+                    Malformed::Icrc => counters.rx_bad_icrc.add(1),
+                }
+                return self.sink.receive_errors(1);
+            }
         };
         if !self.heard {
             self.heard = true;

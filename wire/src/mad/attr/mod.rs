@@ -15,13 +15,15 @@ mod switch;
 
 pub use link::{GuidInfo, PKeyTable, SlToVl, VlArbitration, VlWeight};
 pub use multicast::{JoinState, McMemberRecord, comp as mcmember};
-pub use node::{NodeDescription, NodeInfo, NodeType, SmInfo, SmState};
+pub use node::{LedInfo, NodeDescription, NodeInfo, NodeType, SmInfo, SmState};
 pub use notice::{
     BadKey, BadMKey, CapabilityChange, InformInfo, LinkStateChange, Notice, NoticeGid, NoticeType,
     ProducerType, SwitchBadPKey, TrapNumber,
 };
 pub use path::{PathRecord, Selector, comp as path_record};
-pub use perf::{ClassPortInfo, PortCounters, PortCountersExtended};
+pub use perf::{
+    ClassPortInfo, PortCounters, PortCountersExtended, PortSamplesControl, PortSamplesResult,
+};
 pub use port::{CapabilityMask, LinkWidth, PortInfo, PortPhysicalState, PortState};
 pub use records::{
     GuidInfoRecord, InformInfoRecord, LinearForwardingTableRecord, LinkRecord,

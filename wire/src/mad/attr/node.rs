@@ -58,6 +58,13 @@ record! {
 }
 
 record! {
+    /// LedInfo (IBA 14.2.5.15): the light that shows a person which port is meant.
+    pub struct LedInfo[4] {
+        led_mask: bool = 0:1,
+    }
+}
+
+record! {
     /// SMInfo.
     pub struct SmInfo[21] {
         guid: Guid = 0:64,

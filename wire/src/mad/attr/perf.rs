@@ -97,11 +97,61 @@ record! {
     }
 }
 
+record! {
+    /// PortSamplesControl (IBA 16.1.3.2): counts some counters of a port over an interval.
+    pub struct PortSamplesControl[80] {
+        /// Not used by general sampling.
+        op_code: u8 = 0:8,
+        port_select: u8 = 8:8,
+        /// Unit of the times.
+        tick: u8 = 16:8,
+        /// Widest of the counters: 0 is 16 bits, 4 is 32 bits.
+        counter_width: u8 = 29:3,
+        /// How counter 0 can be selected: 1 is among the mandatory ones.
+        counter_mask0: u8 = 34:3,
+        /// Counters 1 to 9, 3 bits each.
+        counter_masks1to9: u32 = 37:27,
+        /// Counters 10 to 14, 3 bits each.
+        counter_masks10to14: u16 = 65:15,
+        /// Number of mechanisms.
+        sample_mechanisms: u8 = 80:8,
+        /// 0: done, 1: waits for its start, 2: counting.
+        sample_status: u8 = 94:2,
+        option_mask: u64 = 96:64,
+        vendor_mask: u64 = 160:64,
+        /// Ticks from the Set to the first count.
+        sample_start: u32 = 224:32,
+        /// Ticks from the first count to the last.
+        sample_interval: u32 = 256:32,
+        /// Names the sample in its result.
+        tag: u16 = 288:16,
+        /// 1, 2: data sent and received, 3, 4: packets sent and received, 5: waits to send.
+        counter_select: [u16; 15] = 304:240,
+        samples_only_option_mask: u64 = 576:64,
+    }
+}
+
+record! {
+    /// PortSamplesResult (IBA 16.1.3.4).
+    pub struct PortSamplesResult[64] {
+        tag: u16 = 0:16,
+        /// As in [`PortSamplesControl`].
+        sample_status: u8 = 30:2,
+        counter: [u32; 15] = 32:480,
+    }
+}
+
 impl ClassPortInfo {
     /// CapabilityMask, all classes: traps are sent.
     pub const IS_TRAP_SUPPORTED: u16 = 1;
     /// CapabilityMask, SA: the optional records and methods are there.
     pub const SA_IS_OPTIONAL_RECORDS_SUPPORTED: u16 = 1 << 9;
+    /// CapabilityMask, PerfMgt: PortSelect 0xFF means all ports together.
+    pub const PERF_IS_ALL_PORT_SELECT_SUPPORTED: u16 = 1 << 8;
+    /// CapabilityMask, PerfMgt: QP1Dropped of PortCounters counts.
+    pub const PERF_IS_QP1_DROPPED_SUPPORTED: u16 = 1 << 15;
+    /// CapabilityMask2, PerfMgt: the errors of PortCountersExtended count.
+    pub const PERF_IS_ADDITIONAL_EXTENDED_SUPPORTED: u32 = 1 << 1;
     /// CapabilityMask, PerfMgt: PortCountersExtended is there.
     pub const PERF_IS_EXTENDED_WIDTH_SUPPORTED: u16 = 1 << 9;
     /// CapabilityMask2, SA: SendOnlyFullMember joins (Linux `ipoib_verbs.c` and `sa_query.c` look for it).
