@@ -84,6 +84,12 @@ impl Net {
         self.run();
     }
 
+    /// Gives an input to the control of the node that was made as number `index`, from 0.
+    pub(crate) fn input(&mut self, index: usize, input: NodeInput) {
+        self.queue.lock().push_back((index, input));
+        self.run();
+    }
+
     /// Until nothing is queued.
     pub(crate) fn run(&mut self) {
         loop {

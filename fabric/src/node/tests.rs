@@ -257,5 +257,11 @@ proptest! {
             star.net.run();
         }
         star.net.advance(Duration::from_secs(1));
+        for hca in &star.hcas {
+            let a = Port::attributes(&**hca);
+            prop_assert!((PortState::DOWN..=PortState::ACTIVE).contains(&a.state));
+            prop_assert!(a.lid.0 % (1 << a.lmc) == 0 && a.lid.0 + (1 << a.lmc) <= Lid::MULTICAST_BASE.0);
+            prop_assert!(a.active_mtu.bytes() <= a.max_mtu.bytes() && !a.gids.is_empty());
+        }
     }
 }

@@ -139,3 +139,59 @@ fn sm_info_goes_to_the_manager_and_its_answer_back() {
         (77, Method::GET_RESP, 0)
     );
 }
+
+#[test]
+fn news_while_a_trap_waits_is_new_and_paced() {
+    let mut star = Star::up();
+    let Star { net, sm, .. } = &mut star;
+    raw_traps(sm);
+    net.cables[2].cut();
+    net.run();
+    let first = raw_traps(sm);
+    net.cables[2].join();
+    net.run();
+    assert!(raw_traps(sm).is_empty(), "50 ms must lie between the two");
+    let mut repress = Smp::parse(&first[0].mad[..]).expect("an SMP");
+    repress.header.method = Method::TRAP_REPRESS;
+    sm.agent.send(smp_send(&repress, Lid(10)));
+    net.advance(Duration::from_millis(50));
+    let second = raw_traps(sm);
+    assert_eq!(second.len(), 1, "the repress was for the news before");
+    assert_ne!(second[0].mad[8..16], first[0].mad[8..16]);
+}
+
+#[test]
+fn trap_144_tells_a_new_description() {
+    let mut star = Star::up();
+    traps(&star.sm);
+    // Node 0 is the switch, node 2 the HCA of LID 2.
+    for _ in 0..2 {
+        star.net.input(2, NodeInput::Describe("renamed".into()));
+    }
+    let seen = traps(&star.sm);
+    let change = seen[0].capability().expect("trap 144");
+    assert_eq!(
+        (
+            seen.len(),
+            change.lid,
+            change.local_changes,
+            change.change_flags
+        ),
+        (1, Lid(2), true, 1)
+    );
+    let Star { net, sm, .. } = &mut star;
+    let answer = sm.directed(net, &[1, 2], Method::GET, AttrId::NODE_DESCRIPTION, 0, &[]);
+    assert_eq!(
+        answer.expect("an answer").data,
+        NodeDescription::new("renamed").emit()
+    );
+}
+
+#[test]
+fn sm_info_where_no_manager_lives_is_not_answered() {
+    let mut star = Star::up();
+    let Star { net, sm, .. } = &mut star;
+    let answer = sm.directed(net, &[1, 3], Method::GET, AttrId::SM_INFO, 0, &[]);
+    assert_eq!(answer, None);
+    assert_eq!(star.hcas[2].drops().get(DropReason::NoSubnetManager), 1);
+}
