@@ -341,6 +341,7 @@ impl Interface {
             resent,
             responses,
             busy,
+            redirected,
             timeouts,
             unmatched,
             overload,

@@ -5,13 +5,16 @@
 //! sleeps: directed routes ([`smi`], IBA 14.2.2), the subnet management agent (IBA 14.2.5), the port state machine (IBA 7.2.7), traps
 //! (IBA 14.2.5.1, 13.4.9) and performance management (IBA 16.1). Control answers by sending into the node's links.
 
+mod agents;
 mod control;
 mod counters;
 mod drops;
 mod gsi;
 mod lanes;
+mod notices;
 mod plan;
 mod pma;
+mod port_info;
 mod samples;
 mod sma;
 pub mod smi;
@@ -21,18 +24,17 @@ pub(crate) mod testing;
 mod tests;
 mod traps;
 
-pub use control::{KeyViolation, NodeControl, NodeInput, NodePlane};
+pub use control::{NodeControl, NodeInput, NodePlane};
 pub use counters::{CounterValues, Counters};
 pub use drops::{DropReason, Drops};
 pub use gsi::{AgentResource, smp_packet};
+pub use notices::KeyViolation;
 pub use smi::{Route, SmiNode};
 
+pub(crate) use agents::{register_mad_agent, register_sm, register_umad};
 pub(crate) use control::{Extra, NodeConfig};
 pub(crate) use counters::{Enforcement, PortPlane, payload_len, saturating_count};
-pub(crate) use gsi::{
-    NodeCore, Plane, has_own_gid, is_own_lid, mad_received, register_mad_agent, register_sm,
-    register_umad,
-};
+pub(crate) use gsi::{NodeCore, Plane, has_own_gid, is_own_lid, mad_received};
 pub(crate) use lanes::{Lanes, lane};
 
 use std::sync::Arc;

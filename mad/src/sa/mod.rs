@@ -3,6 +3,7 @@
 //! Requests are sent in the order they were made, at most a window of them at a time, so that a subnet manager that has just started is not
 //! flooded. While it is not known where the SA is, they wait and cost no tries. When the SA moves, what is outstanding goes to the new place.
 
+mod redirect;
 mod request;
 mod response;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod tests;
 pub use request::SaRequest;
 pub use response::{SaError, SaResponse};
 
+use self::redirect::{MAX_REDIRECTS, Place, is_redirect};
 use crate::rmpp::{Receiver, Step};
 use crate::transaction::{Expired, RetryPolicy, Transactions};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,7 +22,7 @@ use wire::mad::attr::Notice;
 use wire::mad::rmpp::ack;
 use wire::mad::sa::RmppHeader;
 use wire::mad::{AttrId, MadBytes, MadHeader, MadStatus, Method, MgmtClass, SaMad};
-use wire::{Gid, Lid, PKey, QKey, Qpn, ServiceLevel};
+use wire::{Gid, Lid, PKey, ServiceLevel};
 
 /// Reports remembered, to tell repetitions.
 const REPORTS_REMEMBERED: usize = 64;
@@ -91,6 +93,8 @@ pub struct SaClientCounters {
     pub responses: u64,
     /// Answers that said BUSY.
     pub busy: u64,
+    /// Answers that named another port for the SA.
+    pub redirected: u64,
     /// Requests given up.
     pub timeouts: u64,
     /// Answers to nothing outstanding: late or repeated. Dropped.
@@ -117,6 +121,8 @@ struct Outstanding {
     request: SaRequest,
     /// A table on its way, and the header of its last segment.
     transfer: Option<(Receiver, MadHeader)>,
+    /// Redirections it has followed.
+    redirects: u8,
 }
 
 /// The client. See the module's text for what it promises.
@@ -124,6 +130,8 @@ struct Outstanding {
 pub struct SaClient {
     config: SaClientConfig,
     sm: Option<SmAddress>,
+    /// Where the SA has redirected us.
+    redirected: Option<Place>,
     next_id: u64,
     waiting: BTreeMap<RequestId, SaRequest>,
     outstanding: Transactions<Outstanding>,
@@ -141,6 +149,7 @@ impl SaClient {
             outstanding: Transactions::new(config.window.max(1), tid_high, seed),
             config,
             sm: None,
+            redirected: None,
             next_id: 0,
             waiting: BTreeMap::new(),
             transmit: VecDeque::new(),
@@ -158,6 +167,7 @@ impl SaClient {
             return;
         }
         self.sm = sm;
+        self.redirected = None;
         self.transmit.retain(|send| send.mad[3] & 0x80 != 0);
         self.waiting.extend(
             self.outstanding
@@ -243,6 +253,8 @@ impl SaClient {
                 }
                 Expired::GaveUp { tries, token, .. } => {
                     self.counters.timeouts += 1;
+                    // If nobody is where we were sent, the next request finds out where to go.
+                    self.redirected = None;
                     let sm_lid = self.sm.map_or(Lid::UNSET, |sm| sm.lid);
                     self.finish(token.id, Err(SaError::Timeout { tries, sm_lid }));
                 }
@@ -276,6 +288,7 @@ impl SaClient {
                     id,
                     request,
                     transfer: None,
+                    redirects: 0,
                 },
             ) {
                 self.counters.sent += 1;
@@ -296,15 +309,8 @@ impl SaClient {
                 SaMad::request(r.method, r.attr_id, r.component_mask, &r.record, tid)
             }
         };
-        self.transmit.push_back(MadSend {
-            dlid: sm.lid,
-            sl: sm.sl,
-            remote_qpn: Qpn::GSI,
-            q_key: QKey::GSI,
-            p_key: sm.p_key,
-            grh: None,
-            mad: Box::new(mad.emit()),
-        });
+        let place = self.redirected.unwrap_or(sm.into());
+        self.transmit.push_back(place.send(&mad));
     }
 
     fn finish(&mut self, id: RequestId, result: Result<SaResponse, SaError>) {
@@ -317,14 +323,18 @@ impl SaClient {
             self.counters.unmatched += 1;
             return false;
         };
-        let same = outstanding.request.attr_id == header.attr_id
-            && outstanding.request.method.response() == header.method;
+        let same = (outstanding.request.attr_id == header.attr_id
+            && outstanding.request.method.response() == header.method)
+            || (header.status.is_redirect() && header.attr_id == AttrId::CLASS_PORT_INFO);
         self.counters.malformed += u64::from(!same);
         same
     }
 
     /// A whole answer: one MAD, or the `table` that its last segment completed.
     fn answer(&mut self, now: Instant, mad: SaMad, table: Option<Vec<u8>>) {
+        if !self.matches(&mad.header) || (is_redirect(&mad) && self.follow(now, &mad)) {
+            return;
+        }
         let SaMad {
             header,
             attr_offset,
@@ -332,9 +342,6 @@ impl SaClient {
             data,
             ..
         } = mad;
-        if !self.matches(&header) {
-            return;
-        }
         if header.status.is_busy() {
             self.counters.busy += 1;
             self.outstanding.busy(now, header.tid);
@@ -359,6 +366,28 @@ impl SaClient {
             })
         };
         self.finish(outstanding.id, result);
+    }
+
+    /// Turns to where `mad` redirects; true if its request is asked again there.
+    fn follow(&mut self, now: Instant, mad: &SaMad) -> bool {
+        let (tid, required) = (mad.header.tid, mad.header.status.is_redirect());
+        let Some(place) = Place::redirected(mad) else {
+            return false;
+        };
+        let Some(outstanding) = self.outstanding.get_mut(tid) else {
+            return false;
+        };
+        if required && outstanding.redirects >= MAX_REDIRECTS {
+            return false;
+        }
+        outstanding.redirects += u8::from(required);
+        self.counters.redirected += 1;
+        self.redirected = Some(place);
+        if required {
+            self.outstanding.progress(now, tid);
+            self.send(tid);
+        }
+        required
     }
 
     /// An RMPP packet of an answer.

@@ -81,8 +81,8 @@ fn advice(status: MadStatus) -> &'static str {
         }
         MadStatus::SA_REQ_DENIED => "it is forbidden by the SM's configuration",
         status if status.is_busy() => "it is busy; ask again later",
-        status if status.0 & MadStatus::REDIRECT_REQUIRED.0 != 0 => {
-            "it redirects to another port, which this client does not follow"
+        status if status.is_redirect() => {
+            "it redirects in a circle, or to a port without naming its LID, queue pair and P_Key: look at the SA's ClassPortInfo (saquery -c)"
         }
         _ => "see IBA 13.4.7 and 15.2.2, and the SM's log",
     }

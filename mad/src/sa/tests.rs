@@ -1,9 +1,11 @@
+mod redirect;
+
 use super::*;
 use std::time::Duration;
 use wire::mad::attr::{NodeRecord, TrapNumber, path_record};
 use wire::mad::rmpp::{segment, segment_count};
 use wire::mad::sa::ComponentMask;
-use wire::{Guid, MtuCode};
+use wire::{Guid, MtuCode, Qpn};
 
 const SM: SmAddress = SmAddress {
     lid: Lid(1),

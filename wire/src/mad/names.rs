@@ -232,6 +232,10 @@ impl MadStatus {
     pub const fn is_ok(self) -> bool {
         self.0 == 0
     }
+    /// Another port serves this class; see ClassPortInfo (IBA 13.5.2).
+    pub const fn is_redirect(self) -> bool {
+        self.0 & Self::REDIRECT_REQUIRED.0 != 0
+    }
     /// The receiver asks for patience.
     pub const fn is_busy(self) -> bool {
         self.0 & 1 != 0
@@ -263,7 +267,7 @@ impl fmt::Display for MadStatus {
             _ => "class-specific error",
         };
         let busy = if self.is_busy() { "busy" } else { "" };
-        let redirect = if self.0 & 2 != 0 {
+        let redirect = if self.is_redirect() {
             "redirect required"
         } else {
             ""
