@@ -213,7 +213,7 @@ impl SaClient {
         };
         if mad.header.mgmt_class != MgmtClass::SUBN_ADM || mad.header.base_version != 1 {
             self.counters.malformed += 1;
-        } else if self.sm.is_none_or(|sm| sm.lid != received.slid) {
+        } else if !self.is_from_sa(received.slid) {
             self.counters.foreign += 1;
         } else if mad.header.method == Method::REPORT {
             self.report(received, &mad);
@@ -226,6 +226,11 @@ impl SaClient {
             self.answer(now, mad, None);
         }
         self.pump(now);
+    }
+
+    /// What was asked before a redirection is still answered by who was asked.
+    fn is_from_sa(&self, slid: Lid) -> bool {
+        self.sm.is_some_and(|sm| sm.lid == slid) || self.redirected.is_some_and(|to| to.lid == slid)
     }
 
     /// The next MAD to send.

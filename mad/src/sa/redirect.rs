@@ -12,7 +12,7 @@ pub(super) const MAX_REDIRECTS: u8 = 4;
 /// The queue pair that requests are sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    lid: Lid,
+    pub(super) lid: Lid,
     sl: ServiceLevel,
     p_key: PKey,
     qpn: Qpn,

@@ -19,6 +19,13 @@ fn elsewhere(request: &SaMad, lid: u16, status: MadStatus) -> SaMad {
     answer
 }
 
+fn received_from(lid: u16, mad: &SaMad) -> MadReceived {
+    MadReceived {
+        slid: Lid(lid),
+        ..received(mad)
+    }
+}
+
 fn next(client: &mut SaClient) -> (MadSend, SaMad) {
     let send = client.poll_transmit().expect("something to send");
     let mad = SaMad::parse(&send.mad[..]).expect("a MAD");
@@ -51,7 +58,10 @@ fn requests_follow_to_the_port_that_is_named() {
         )
     );
     assert_eq!(asked.header.attr_id, AttrId::PATH_RECORD);
-    super::answer(&mut client, now, &asked, MadStatus::OK);
+    let right = asked.response(MadStatus::OK);
+    client.handle_mad(now, &received_from(10, &right));
+    assert!(results(&mut client).is_empty(), "from a third port");
+    client.handle_mad(now, &received_from(9, &right));
     assert!(matches!(&results(&mut client)[..], [(done, Ok(_))] if *done == id));
     client.request(now, path());
     assert_eq!(
@@ -82,9 +92,9 @@ fn circles_and_redirections_to_nowhere_end() {
     let (mut client, now) = client(SaClientConfig::default());
     client.request(now, path());
     for lid in [9, 1, 9, 1, 9] {
-        let asked = next(&mut client).1;
+        let (send, asked) = next(&mut client);
         let answer = elsewhere(&asked, lid, MadStatus::REDIRECT_REQUIRED);
-        client.handle_mad(now, &received(&answer));
+        client.handle_mad(now, &received_from(send.dlid.0, &answer));
     }
     assert_eq!(client.poll_transmit(), None);
     let error = results(&mut client).remove(0).1.expect_err("a circle");
