@@ -95,7 +95,8 @@ impl Pma {
                     capability_mask: ClassPortInfo::PERF_IS_EXTENDED_WIDTH_SUPPORTED
                         | ClassPortInfo::PERF_IS_ALL_PORT_SELECT_SUPPORTED
                         | ClassPortInfo::PERF_IS_QP1_DROPPED_SUPPORTED,
-                    capability_mask2: ClassPortInfo::PERF_IS_ADDITIONAL_EXTENDED_SUPPORTED,
+                    // Not told: that the errors of PortCountersExtended count. libumad2sim loses the last 32 bytes of each MAD, and its tools
+                    // would report what was there before.
                     resp_time_value: 16,
                     ..ClassPortInfo::default()
                 };

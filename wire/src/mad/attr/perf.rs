@@ -150,8 +150,6 @@ impl ClassPortInfo {
     pub const PERF_IS_ALL_PORT_SELECT_SUPPORTED: u16 = 1 << 8;
     /// CapabilityMask, PerfMgt: QP1Dropped of PortCounters counts.
     pub const PERF_IS_QP1_DROPPED_SUPPORTED: u16 = 1 << 15;
-    /// CapabilityMask2, PerfMgt: the errors of PortCountersExtended count.
-    pub const PERF_IS_ADDITIONAL_EXTENDED_SUPPORTED: u32 = 1 << 1;
     /// CapabilityMask, PerfMgt: PortCountersExtended is there.
     pub const PERF_IS_EXTENDED_WIDTH_SUPPORTED: u16 = 1 << 9;
     /// CapabilityMask2, SA: SendOnlyFullMember joins (Linux `ipoib_verbs.c` and `sa_query.c` look for it).
