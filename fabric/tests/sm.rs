@@ -321,6 +321,101 @@ fn reports_are_repeated_until_answered() {
 }
 
 #[test]
+fn reports_to_many_are_paced_and_not_told_twice() {
+    let mut m = Model::new(SmConfig {
+        report_timeout: 60 * SEC,
+        ..SmConfig::default()
+    });
+    let switch = m.switch(0xa000, 254);
+    let hcas: Vec<usize> = (1..=200).map(|n| m.hca(0x10_0000 * n)).collect();
+    for (n, &hca) in hcas.iter().enumerate() {
+        m.link((hca, 1), (switch, 1 + n as u8));
+    }
+    m.run(100 * MS);
+    for &hca in &hcas {
+        m.subscribe(hca, TrapNumber::MULTICAST_GROUP_CREATED);
+        m.subscribe(hca, TrapNumber::MULTICAST_GROUP_DELETED);
+    }
+    // Each joins and leaves three times before anybody answers.
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        for n in 0..20 {
+            m.join(hcas[1], group(n), JoinState::FULL);
+            sent.append(&mut m.sa_out);
+            m.leave(hcas[1], group(n), JoinState::FULL);
+            sent.append(&mut m.sa_out);
+        }
+    }
+    let mut per_group: std::collections::BTreeMap<(Gid, Lid), Vec<u16>> = Default::default();
+    let mut rounds = 0;
+    while !sent.is_empty() {
+        m.sa_out = std::mem::take(&mut sent);
+        let reports = m.reports();
+        assert!(
+            reports.len() <= 1024,
+            "{} on the way at once",
+            reports.len()
+        );
+        reports
+            .iter()
+            .for_each(|r| per_group.entry((r.2, r.0)).or_default().push(r.1));
+        for send in std::mem::take(&mut m.sa_out) {
+            let mad = wire::mad::SaMad::parse(&send.mad[..]).unwrap();
+            if mad.header.method == wire::mad::Method::REPORT {
+                let node = hcas.iter().find(|h| m.lid(**h) == send.dlid).unwrap();
+                m.tell(*node, mad.response(MadStatus::OK));
+                sent.append(&mut m.sa_out);
+            }
+        }
+        rounds += 1;
+    }
+    assert!(rounds > 3);
+    assert_eq!(per_group.len(), 20 * 200, "everybody was told of each");
+    assert!(per_group.values().all(|traps| traps.last() == Some(&67)));
+    assert_eq!(m.sm.counters().get(Counter::ReportsLost), 0);
+    assert_eq!(m.sm.counters().get(Counter::NewsDropped), 0);
+}
+
+#[test]
+fn the_m_key_is_set_used_and_waited_for() {
+    let config = SmConfig {
+        m_key: fabric::sm::MKey {
+            key: 0xfeed,
+            protect: 2,
+            lease: 0,
+        },
+        ..SmConfig::default()
+    };
+    let mut m = two_switches(config.clone());
+    // Somebody else's, for 20 s.
+    let foreign = &mut m.nodes[3].ports[1].info;
+    (
+        foreign.m_key,
+        foreign.m_key_protect_bits,
+        foreign.m_key_lease_period,
+    ) = (7, 3, 20);
+    m.run(SEC);
+    assert_all_talk(&m, &[0, 1, 2]);
+    for node in [0, 1, 2] {
+        let info = &m.nodes[node].ports[1].info;
+        assert_eq!((info.m_key, info.m_key_protect_bits), (0xfeed, 2));
+    }
+    assert_eq!(m.nodes[4].ports[0].info.m_key, 0xfeed);
+    assert_eq!(m.nodes[3].ports[1].info.m_key, 7);
+    m.run(30 * SEC);
+    assert_all_talk(&m, &[0, 1, 2, 3]);
+    assert_eq!(m.nodes[3].ports[1].info.m_key, 0xfeed);
+    // It still reaches all that it locked, and the next manager with the key as well.
+    let sets = m.sets;
+    m.run(60 * SEC);
+    assert_eq!(m.sets, sets);
+    m.sm = fabric::sm::SubnetManager::new(config, 11);
+    m.run(SEC);
+    assert_eq!(m.nodes[3].ports[1].reregistered, 2);
+    assert_all_talk(&m, &[0, 1, 2, 3]);
+}
+
+#[test]
 fn a_thousand_hosts() {
     let started = Instant::now();
     let mut m = Model::new(SmConfig::default());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::broadcast_gid;
+use wire::mad::attr::NodeType;
 use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode, ServiceLevel};
 
 /// Kind of membership in a partition (IBA 10.9.1.2).
@@ -12,6 +13,49 @@ pub enum Membership {
     Full,
     /// Talks to full members only.
     Limited,
+    /// Has both keys.
+    Both,
+}
+
+/// Ports that a rule of a partition is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// One end port.
+    Port(Guid),
+    /// All.
+    All,
+    /// Those of channel adapters.
+    Cas,
+    /// Those of switches.
+    Switches,
+    /// Those of routers.
+    Routers,
+    /// The subnet manager's own.
+    Own,
+}
+
+/// What a partition's rules look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndPort {
+    /// Its GUID.
+    pub guid: Guid,
+    /// Kind of its node.
+    pub node_type: NodeType,
+    /// The subnet manager is at it.
+    pub own: bool,
+}
+
+impl Who {
+    fn is(self, port: &EndPort) -> bool {
+        match self {
+            Who::Port(guid) => guid == port.guid,
+            Who::All => true,
+            Who::Cas => port.node_type == NodeType::CA,
+            Who::Switches => port.node_type == NodeType::SWITCH,
+            Who::Routers => port.node_type == NodeType::ROUTER,
+            Who::Own => port.own,
+        }
+    }
 }
 
 /// Parameters of a multicast group that exists from the start (RFC 4391 section 5; names as OpenSM's partition file).
@@ -62,22 +106,18 @@ pub struct Partition {
     pub ipoib: Option<GroupParams>,
     /// Further groups that exist from the start.
     pub groups: Vec<(Gid, GroupParams)>,
-    /// Ports by GUID.
-    pub members: Vec<(Guid, Membership)>,
-    /// Ports not listed; `None`: they are not in it.
-    pub default_membership: Option<Membership>,
+    /// Who is in it: the last rule that fits a port decides.
+    pub rules: Vec<(Who, Membership)>,
+    /// Its key shall be the first in the table of each port that has it.
+    pub index0: bool,
 }
 
 impl Partition {
     /// A partition of all ports.
     pub fn all(name: &str, pkey: PKey, membership: Membership, ipoib: Option<GroupParams>) -> Self {
         Partition {
-            name: name.into(),
-            pkey,
-            ipoib,
-            groups: Vec::new(),
-            members: Vec::new(),
-            default_membership: Some(membership),
+            rules: vec![(Who::All, membership)],
+            ..Partition::of(name, pkey, Vec::new(), ipoib)
         }
     }
     /// A partition of these ports.
@@ -87,30 +127,26 @@ impl Partition {
         members: Vec<(Guid, Membership)>,
         ipoib: Option<GroupParams>,
     ) -> Self {
+        let rule = |(guid, membership)| (Who::Port(guid), membership);
         Partition {
             name: name.into(),
             pkey,
             ipoib,
             groups: Vec::new(),
-            members,
-            default_membership: None,
+            rules: members.into_iter().map(rule).collect(),
+            index0: false,
         }
     }
 
-    /// The P_Key that the port's table gets, if it is a member.
-    pub fn key_of(&self, port: Guid) -> Option<PKey> {
-        let membership = self
-            .members
-            .iter()
-            .find(|(guid, _)| *guid == port)
-            .map(|&(_, m)| m)
-            .or(self.default_membership)?;
-        let base = PKey(self.pkey.base());
-        Some(if membership == Membership::Full {
-            base.full()
-        } else {
-            base
-        })
+    /// The P_Keys that the port's table gets: none if it is no member.
+    pub fn keys_of(&self, port: &EndPort) -> impl Iterator<Item = PKey> + use<> {
+        let rule = self.rules.iter().rev().find(|(who, _)| who.is(port));
+        let membership = rule.map(|(_, membership)| *membership);
+        let limited = PKey(self.pkey.base());
+        let full = matches!(membership, Some(Membership::Full | Membership::Both));
+        let half = matches!(membership, Some(Membership::Limited | Membership::Both));
+        let full = full.then(|| limited.full());
+        full.into_iter().chain(half.then_some(limited))
     }
 
     /// Groups that exist from the start.
@@ -120,6 +156,30 @@ impl Partition {
             .map(|params| (broadcast_gid(self.pkey, Scope(params.scope)), params));
         broadcast.into_iter().chain(self.groups.iter().copied())
     }
+}
+
+/// How ways through the subnet are chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RoutingEngine {
+    /// The least number of hops. Subnets with rings of switches can deadlock under load.
+    #[default]
+    MinHop,
+    /// No way goes up again after it went down, so that no deadlock is possible.
+    UpDown {
+        /// Node GUIDs of the switches at the top; none: they are found.
+        roots: Vec<Guid>,
+    },
+}
+
+/// The key that a manager's SMPs must have at a port (IBA 14.2.4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MKey {
+    /// 0: none is needed.
+    pub key: u64,
+    /// M_KeyProtectBits, 0..=3: 0 guards what is set, 1 also hides the key, 2 and 3 guard what is read.
+    pub protect: u8,
+    /// Seconds after which a port that was asked with a wrong key opens itself, unless the manager was heard of; 0: never.
+    pub lease: u16,
 }
 
 /// Configuration of a subnet manager.
@@ -150,6 +210,12 @@ pub struct SmConfig {
     pub poll_interval: Duration,
     /// A report is sent again after this time, and up to three times.
     pub report_timeout: Duration,
+    /// Set at all ports, and used. A port with another key is asked again until its lease is over.
+    pub m_key: MKey,
+    /// How ways are chosen.
+    pub routing: RoutingEngine,
+    /// Ports of channel adapters get 2^lmc LIDs each, and different ways to them where there are some; 0..=3. Cannot change while a manager runs.
+    pub lmc: u8,
     /// LIDs of an earlier run, from [`SubnetManager::lid_map`](super::SubnetManager::lid_map).
     pub lid_map: Vec<(Guid, Lid)>,
 }
@@ -172,9 +238,12 @@ impl Default for SmConfig {
             sweep_interval: Duration::from_secs(10),
             smp_timeout: Duration::from_millis(200),
             smp_retries: 3,
-            smp_window: 32,
+            smp_window: 128,
             poll_interval: Duration::from_millis(500),
             report_timeout: Duration::from_secs(1),
+            m_key: MKey::default(),
+            routing: RoutingEngine::MinHop,
+            lmc: 0,
             lid_map: Vec::new(),
         }
     }

@@ -31,8 +31,9 @@ impl SubnetManager {
             return;
         }
         self.assign_lids();
-        if self.routing.update(&mut self.topo) {
+        if self.routing.update(&mut self.topo, &self.config.routing) {
             self.sa.all_groups_dirty();
+            self.prune = true;
         }
         let caps = self
             .topo
@@ -133,25 +134,26 @@ impl SubnetManager {
     /// The P_Key table that a port shall have: keys stay where they are.
     fn wanted_pkeys(&self, id: PortId) -> Option<Vec<PKey>> {
         let port = self.topo.port(id)?;
-        let mut keys: Vec<PKey> = self
-            .config
-            .partitions
+        let end_port = self.topo.end_port(id)?;
+        let partitions = &self.config.partitions;
+        let mut keys: Vec<PKey> = partitions
             .iter()
-            .filter_map(|p| p.key_of(port.guid))
+            .flat_map(|p| p.keys_of(&end_port))
             .collect();
-        let own = self.topo.own == Some(id);
         match keys.iter_mut().find(|k| k.base() == 0x7fff) {
-            Some(key) if own => *key = PKey::DEFAULT_FULL,
+            Some(key) if end_port.own => *key = PKey::DEFAULT_FULL,
             Some(_) => {}
-            None => keys.push(if own {
+            None => keys.push(if end_port.own {
                 PKey::DEFAULT_FULL
             } else {
                 PKey::DEFAULT_LIMITED
             }),
         }
+        let index0 = partitions.iter().find(|p| p.index0).map(|p| p.pkey.base());
         let mut table = port.pkeys.clone();
         for slot in &mut table {
-            let place = keys.iter().position(|k| k.base() == slot.base());
+            let place = keys.iter().position(|k| *k == *slot);
+            let place = place.or_else(|| keys.iter().position(|k| k.base() == slot.base()));
             *slot = place.map_or(PKey(0), |at| keys.remove(at));
         }
         for key in keys {
@@ -159,6 +161,11 @@ impl SubnetManager {
                 Some(slot) => *slot = key,
                 None => self.counters.add(Counter::PKeyTablesFull),
             }
+        }
+        if let Some(first) = table.iter().position(|k| Some(k.base()) == index0)
+            && Some(table[0].base()) != index0
+        {
+            table.swap(0, first);
         }
         Some(table)
     }
@@ -223,14 +230,14 @@ impl SubnetManager {
         wanted.port_state = PortState::NO_CHANGE;
         if is_end_port {
             wanted.lid = port.lid;
-            wanted.lmc = 0;
+            wanted.lmc = self.topo.lmc_of(id);
             wanted.master_sm_lid = self.topo.own_lid();
             wanted.master_sm_sl = ServiceLevel(0);
             wanted.gid_prefix = self.config.subnet_prefix;
             wanted.subnet_timeout = self.config.subnet_timeout;
-            wanted.m_key = 0;
-            wanted.m_key_protect_bits = 0;
-            wanted.m_key_lease_period = 0;
+            wanted.m_key = self.config.m_key.key;
+            wanted.m_key_protect_bits = self.config.m_key.protect;
+            wanted.m_key_lease_period = self.config.m_key.lease;
         }
         if let Some(peer) = peer
             .and_then(|p| p.info)
@@ -383,14 +390,15 @@ impl SubnetManager {
 
     /// Programs the multicast tables of the groups that changed; each block once.
     pub(super) fn flush_groups(&mut self) {
-        if self.state != SmState::MASTER {
+        if self.state != SmState::MASTER || self.pruning && !self.smps.mft_settled() {
             return;
         }
+        let prune = std::mem::take(&mut self.prune);
         let mut blocks: BTreeSet<(NodeId, u16, u8)> = BTreeSet::new();
         for (mlid, receivers, senders) in self.sa.take_dirty_groups(&self.topo) {
             let tree = self.routing.tree(&receivers, &senders);
             let slot = mlid.0 - Lid::MULTICAST_BASE.0;
-            for &id in self.routing.switches() {
+            for (ix, &id) in self.routing.switches().iter().enumerate() {
                 let Some(node) = self.topo.node_mut(id) else {
                     continue;
                 };
@@ -398,18 +406,26 @@ impl SubnetManager {
                 let Some(switch) = &mut node.switch else {
                     continue;
                 };
-                let mask = tree.get(&id).copied().unwrap_or_default();
+                let mask = tree.get(&ix).copied().unwrap_or_default();
                 for (position, mask) in (0u8..).zip(mask).take(ports.div_ceil(16)) {
                     let key = (slot / 32, position);
                     let entry = usize::from(slot % 32);
-                    if mask == switch.mft.get(&key).map_or(0, |b| b[entry])
-                        && switch.mft.contains_key(&key)
-                    {
+                    let old = switch.mft.get(&key).map(|b| b[entry]);
+                    let kept = old.unwrap_or(0);
+                    let mask = if prune { mask & kept } else { mask };
+                    if mask == kept && (prune || old.is_some()) {
                         continue;
                     }
                     switch.mft.entry(key).or_insert([0; 32])[entry] = mask;
                     blocks.insert((id, key.0, position));
                 }
+            }
+        }
+        self.pruning = prune && !blocks.is_empty();
+        if prune {
+            self.sa.all_groups_dirty();
+            if blocks.is_empty() {
+                return self.flush_groups();
             }
         }
         for (id, block, position) in blocks {

@@ -72,6 +72,8 @@ counters! {
     SaBusy "sa_busy";
     /// Reports sent, without retries.
     Reports "reports";
+    /// News that subscribers were not told because too much waits.
+    NewsDropped "news_dropped";
     /// Reports that nobody answered.
     ReportsLost "reports_lost";
     /// Long answers that were not received to their end.

@@ -1,7 +1,7 @@
 //! Which of several subnet managers is the master (IBA 14.4.1): the higher priority, then the lower GUID.
 
 use super::smp::{Purpose, Transaction};
-use super::topology::PortId;
+use super::topology::{PortId, Topology};
 use super::{Counter, SubnetManager};
 use std::time::Instant;
 use wire::mad::attr::{SmInfo, SmState};
@@ -106,7 +106,7 @@ impl SubnetManager {
         tracing::info!(guid = %self.own_guid(), "subnet manager is standby");
         self.state = SmState::STANDBY;
         self.master = Some(master);
-        self.smps.clear();
+        self.smps.clear(&self.config);
         self.sa.clear();
         self.next_sweep = None;
         self.next_retry = None;
@@ -124,10 +124,10 @@ impl SubnetManager {
         self.state = SmState::DISCOVERING;
         self.master = None;
         self.next_poll = None;
-        self.topo = Default::default();
+        self.topo = Topology::new(self.config.lmc);
         self.routing = Default::default();
         self.armed.clear();
-        self.smps.clear();
+        self.smps.clear(&self.config);
         self.sa.clear();
         self.heavy_sweep(now);
     }

@@ -9,14 +9,20 @@ pub(super) struct LidTable {
     by_guid: HashMap<Guid, Lid>,
     by_lid: HashMap<Lid, Guid>,
     next: u16,
+    /// Highest LID given.
     top: u16,
+    /// Base LIDs are multiples of this (2^LMC).
+    step: u16,
 }
 
 const LAST: u16 = 0xbfff;
 
 impl LidTable {
-    pub(super) fn new(saved: &[(Guid, Lid)]) -> Self {
-        let mut table = LidTable::default();
+    pub(super) fn new(saved: &[(Guid, Lid)], lmc: u8) -> Self {
+        let mut table = LidTable {
+            step: 1 << lmc,
+            ..LidTable::default()
+        };
         for &(guid, lid) in saved {
             table.take(guid, lid);
         }
@@ -25,12 +31,13 @@ impl LidTable {
 
     fn take(&mut self, guid: Guid, lid: Lid) -> bool {
         let free = lid.is_unicast()
+            && lid.0.is_multiple_of(self.step)
             && !self.by_lid.contains_key(&lid)
             && !self.by_guid.contains_key(&guid);
         if free {
             self.by_guid.insert(guid, lid);
             self.by_lid.insert(lid, guid);
-            self.top = self.top.max(lid.0);
+            self.top = self.top.max(lid.0 + self.step - 1);
         }
         free
     }
@@ -49,10 +56,12 @@ impl LidTable {
         if self.take(guid, current) {
             return Some(current);
         }
-        for _ in 0..LAST {
-            self.next = self.next % LAST + 1;
-            if self.take(guid, Lid(self.next)) {
-                return Some(Lid(self.next));
+        let places = LAST / self.step;
+        for _ in 0..places {
+            self.next = self.next % places + 1;
+            let lid = Lid(self.next * self.step);
+            if self.take(guid, lid) {
+                return Some(lid);
             }
         }
         let absent = self
@@ -84,8 +93,10 @@ mod tests {
 
     #[test]
     fn a_port_keeps_its_lid() {
-        let mut table =
-            LidTable::new(&[(Guid(7), Lid(5)), (Guid(8), Lid(5)), (Guid(9), Lid(0xc000))]);
+        let mut table = LidTable::new(
+            &[(Guid(7), Lid(5)), (Guid(8), Lid(5)), (Guid(9), Lid(0xc000))],
+            0,
+        );
         assert_eq!(
             table.assign(Guid(7), Lid(9), |_| true),
             Some(Lid(5)),
@@ -107,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_full_table_gives_away_only_what_is_absent() {
-        let mut table = LidTable::new(&[]);
+        let mut table = LidTable::new(&[], 0);
         for guid in 1..=u64::from(LAST) {
             assert!(table.assign(Guid(guid), Lid(0), |_| true).is_some());
         }

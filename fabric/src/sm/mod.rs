@@ -4,6 +4,7 @@
 //!
 //! * `discovery`, `topology`: sweeps and what they found
 //! * `configure`, `lids`, `routing`: what the subnet shall be, and the Sets that make it so
+//! * [`partitions`]: files that say who may talk to whom
 //! * `election`: several managers
 //! * `smp`: requests on the way
 //! * `sa`: answers on QP1
@@ -14,6 +15,7 @@ mod counters;
 mod discovery;
 mod election;
 mod lids;
+pub mod partitions;
 mod routing;
 pub mod runner;
 mod sa;
@@ -21,7 +23,7 @@ mod smp;
 mod topology;
 mod view;
 
-pub use config::{GroupParams, Membership, Partition, SmConfig};
+pub use config::{EndPort, GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who};
 pub use counters::{Counter, Counters};
 pub use view::{GroupView, LinkView, NodeView, PortView};
 
@@ -38,6 +40,8 @@ use wire::{Guid, Lid, Qpn};
 
 /// What was found is put to use when no request is on the way, or nothing was answered for so long: who is alive answers sooner.
 const QUIET: Duration = Duration::from_millis(5);
+/// More LIDs a port than these 2^n nobody needs, and others may lack for it.
+const MAX_LMC: u8 = 3;
 /// A master puts to use what was found after this time at the latest, however much is still being found: a burst of traps starves nobody.
 const LATEST: Duration = Duration::from_millis(50);
 
@@ -61,6 +65,11 @@ pub struct SubnetManager {
     verify: HashSet<NodeId>,
     /// Switches that lost their multicast tables.
     resend_mft: HashSet<NodeId>,
+    /// The tree of multicast changed: what is no longer in it goes from all tables before anything new is entered, so that no circle exists
+    /// in between.
+    prune: bool,
+    /// That is on the way.
+    pruning: bool,
     /// Ports in Armed that wait for forwarding tables.
     armed: BTreeSet<PortId>,
     /// Counts up while this manager works; a standby may look at it.
@@ -86,26 +95,24 @@ pub struct SubnetManager {
 impl SubnetManager {
     /// A manager that begins its first sweep at the first call of [`Self::handle_timeout`]. `seed` decides the
     /// transaction IDs: nobody else should know it.
-    pub fn new(config: SmConfig, seed: u64) -> Self {
+    pub fn new(mut config: SmConfig, seed: u64) -> Self {
+        config.lmc = config.lmc.min(MAX_LMC);
         let mut tids = fastrand::Rng::with_seed(seed);
         let first_report = tids.u32(..);
         SubnetManager {
             state: SmState::DISCOVERING,
-            topo: Topology::default(),
-            lids: LidTable::new(&config.lid_map),
+            topo: Topology::new(config.lmc),
+            lids: LidTable::new(&config.lid_map, config.lmc),
             routing: Routing::default(),
-            smps: SmpQueue::new(
-                tids,
-                config.smp_window,
-                config.smp_timeout,
-                config.smp_retries,
-            ),
+            smps: SmpQueue::new(&config, tids),
             sa: sa::Sa::new(&config, first_report),
             counters: Counters::default(),
             started: false,
             dirty: false,
             verify: HashSet::new(),
             resend_mft: HashSet::new(),
+            prune: false,
+            pruning: false,
             armed: BTreeSet::new(),
             act_count: 0,
             master: None,
@@ -138,11 +145,8 @@ impl SubnetManager {
                     Vec::new()
                 };
                 let view = sa::Subnet {
-                    topo: &self.topo,
-                    routing: &self.routing,
-                    config: &self.config,
-                    counters: &self.counters,
                     sm,
+                    ..sa::Subnet::new(&self.topo, &self.config, &self.counters)
                 };
                 self.sa.handle(now, &view, &mad);
             }
@@ -151,17 +155,20 @@ impl SubnetManager {
         self.after(now);
     }
 
-    /// Other partitions, priority or timers. Ports that are no longer in a group's partition leave it.
+    /// Other partitions, routing, priority or timers; LMC and M_Key stay. Ports that are no longer in a group's partition leave it.
     pub fn reconfigure(&mut self, now: Instant, config: SmConfig) {
         self.now = Some(now);
-        self.config = config;
-        let view = sa::Subnet {
-            topo: &self.topo,
-            routing: &self.routing,
-            config: &self.config,
-            counters: &self.counters,
-            sm: Vec::new(),
+        // What is on the way has the M_Key that the ports have.
+        let (lmc, m_key) = (self.config.lmc, self.config.m_key);
+        if config.routing != self.config.routing {
+            self.routing = Routing::default();
+        }
+        self.config = SmConfig {
+            lmc,
+            m_key,
+            ..config
         };
+        let view = sa::Subnet::new(&self.topo, &self.config, &self.counters);
         self.sa.reconfigure(now, &view);
         self.dirty = true;
         self.after(now);
@@ -307,31 +314,20 @@ impl SubnetManager {
             self.retry_silent(now);
             self.schedule_retry(now);
         }
-        self.sa.handle_timeout(now, &self.counters);
+        let view = sa::Subnet::new(&self.topo, &self.config, &self.counters);
+        self.sa.handle_timeout(now, &view);
         self.after(now);
     }
 
     /// A port is of use to its peers.
     fn port_up(&mut self, now: Instant, id: PortId) {
-        let view = sa::Subnet {
-            topo: &self.topo,
-            routing: &self.routing,
-            config: &self.config,
-            counters: &self.counters,
-            sm: Vec::new(),
-        };
+        let view = sa::Subnet::new(&self.topo, &self.config, &self.counters);
         self.sa.port_up(now, &view, id);
     }
 
     /// A port is gone: everything that it had registered goes with it.
     fn port_gone(&mut self, now: Instant, id: PortId) {
-        let view = sa::Subnet {
-            topo: &self.topo,
-            routing: &self.routing,
-            config: &self.config,
-            counters: &self.counters,
-            sm: Vec::new(),
-        };
+        let view = sa::Subnet::new(&self.topo, &self.config, &self.counters);
         self.sa.port_gone(now, &view, id);
     }
 

@@ -3,6 +3,7 @@
 //! A node that does not answer keeps one slot of the window at most: after its first time-out its other requests wait until that one is
 //! answered, or fail with it.
 
+use super::config::SmConfig;
 use super::topology::{NodeId, PortId};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -127,14 +128,15 @@ impl Transaction {
         }
     }
 
-    fn emit(&self, tid: u32) -> MadSend {
-        let smp = Smp::directed(
+    fn emit(&self, tid: u32, m_key: u64) -> MadSend {
+        let mut smp = Smp::directed(
             self.method,
             self.attr_id,
             self.attr_mod,
             tid.into(),
             &self.route,
         );
+        smp.m_key = m_key;
         send_smp(smp.with_data(&self.data), Lid::PERMISSIVE)
     }
 }
@@ -170,6 +172,10 @@ pub(super) struct SmpQueue {
     fresh: usize,
     /// Set(LinearForwardingTable) that have not timed out once.
     fresh_lft: usize,
+    /// The same of multicast tables.
+    fresh_mft: usize,
+    /// Goes with each request.
+    m_key: u64,
     /// Transaction IDs: whoever cannot see the request shall not be able to answer it.
     tids: fastrand::Rng,
     window: usize,
@@ -178,7 +184,7 @@ pub(super) struct SmpQueue {
 }
 
 impl SmpQueue {
-    pub(super) fn new(tids: fastrand::Rng, window: usize, timeout: Duration, retries: u8) -> Self {
+    pub(super) fn new(config: &SmConfig, tids: fastrand::Rng) -> Self {
         SmpQueue {
             waiting: VecDeque::new(),
             in_flight: BTreeMap::new(),
@@ -187,10 +193,12 @@ impl SmpQueue {
             blocks: HashMap::new(),
             fresh: 0,
             fresh_lft: 0,
+            fresh_mft: 0,
+            m_key: config.m_key.key,
             tids,
-            window: window.max(1),
-            timeout,
-            retries,
+            window: config.smp_window.max(1),
+            timeout: config.smp_timeout,
+            retries: config.smp_retries,
         }
     }
 
@@ -200,6 +208,8 @@ impl SmpQueue {
             add(&mut self.fresh);
         } else if matches!(transaction.purpose, Purpose::SetLft(..)) {
             add(&mut self.fresh_lft);
+        } else if matches!(transaction.purpose, Purpose::SetMft(..)) {
+            add(&mut self.fresh_mft);
         }
     }
 
@@ -230,6 +240,10 @@ impl SmpQueue {
     /// The same of forwarding tables.
     pub(super) fn lft_settled(&self) -> bool {
         self.fresh_lft == 0
+    }
+    /// And of multicast tables.
+    pub(super) fn mft_settled(&self) -> bool {
+        self.fresh_mft == 0
     }
     /// Is such a request not answered yet?
     pub(super) fn is_asking(&self, purpose: &Purpose) -> bool {
@@ -277,7 +291,7 @@ impl SmpQueue {
     }
 
     fn launch(&mut self, now: Instant, tid: u32, transaction: Transaction) -> MadSend {
-        let mad = transaction.emit(tid);
+        let mad = transaction.emit(tid, self.m_key);
         // Retries wait longer, so that a slow node is not flooded.
         let deadline = now + self.timeout * (1 + u32::from(transaction.attempts > 0));
         self.deadlines.insert((deadline, tid));
@@ -390,6 +404,7 @@ impl SmpQueue {
         out: &mut VecDeque<MadSend>,
         route: impl Fn(&Purpose) -> Option<Vec<u8>>,
     ) {
+        let m_key = self.m_key;
         let in_flight = self
             .in_flight
             .iter_mut()
@@ -399,7 +414,7 @@ impl SmpQueue {
                 && transaction.route != now
             {
                 transaction.route = now;
-                out.extend(tid.map(|tid| transaction.emit(tid)));
+                out.extend(tid.map(|tid| transaction.emit(tid, m_key)));
             }
         }
     }
@@ -433,9 +448,8 @@ impl SmpQueue {
     }
 
     /// Forgets everything.
-    pub(super) fn clear(&mut self) {
-        let tids = self.tids.fork();
-        *self = SmpQueue::new(tids, self.window, self.timeout, self.retries);
+    pub(super) fn clear(&mut self, config: &SmConfig) {
+        *self = SmpQueue::new(config, self.tids.fork());
     }
 }
 
@@ -446,12 +460,7 @@ mod tests {
     #[test]
     fn one_set_of_a_block_at_a_time_and_the_newest_last() {
         let mut now = Instant::now();
-        let mut queue = SmpQueue::new(
-            fastrand::Rng::with_seed(1),
-            8,
-            Duration::from_millis(200),
-            3,
-        );
+        let mut queue = SmpQueue::new(&SmConfig::default(), fastrand::Rng::with_seed(1));
         let lft = AttrId::LINEAR_FORWARDING_TABLE;
         let set = |block: u16, content: u8| {
             Transaction::set(

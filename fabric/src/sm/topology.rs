@@ -3,6 +3,7 @@
 //! Only what nodes themselves said is in here. A node exists as long as links lead to it from the manager's own; [`Topology::walk`] finds out
 //! and notes the directed route to each.
 
+use super::config::EndPort;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use wire::mad::MAX_HOPS;
 use wire::mad::attr::{
@@ -113,10 +114,18 @@ pub(super) struct Topology {
     by_lid: HashMap<Lid, PortId>,
     /// The manager's own port.
     pub(super) own: Option<PortId>,
+    /// A port of a channel adapter has 2^lmc LIDs.
+    lmc: u8,
     next: u32,
 }
 
 impl Topology {
+    pub(super) fn new(lmc: u8) -> Self {
+        Topology {
+            lmc,
+            ..Topology::default()
+        }
+    }
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(&id)
     }
@@ -135,8 +144,27 @@ impl Topology {
     pub(super) fn by_port_guid(&self, guid: Guid) -> Option<PortId> {
         self.by_port_guid.get(&guid).copied()
     }
+    /// The end port that answers to a LID.
     pub(super) fn by_lid(&self, lid: Lid) -> Option<PortId> {
-        self.by_lid.get(&lid).copied()
+        let offset = lid.0 & ((1 << self.lmc) - 1);
+        let port = *self.by_lid.get(&Lid(lid.0 - offset))?;
+        (offset < self.lids_of(port)).then_some(port)
+    }
+    /// What partitions look at.
+    pub(super) fn end_port(&self, id: PortId) -> Option<EndPort> {
+        Some(EndPort {
+            guid: self.port(id)?.guid,
+            node_type: self.node(id.0)?.info.node_type,
+            own: self.own == Some(id),
+        })
+    }
+    /// LMC of an end port: switches have one LID (IBA 14.2.5.6 for base port 0).
+    pub(super) fn lmc_of(&self, port: PortId) -> u8 {
+        if port.1 == 0 { 0 } else { self.lmc }
+    }
+    /// How many LIDs an end port has, from its base LID on.
+    pub(super) fn lids_of(&self, port: PortId) -> u16 {
+        1 << self.lmc_of(port)
     }
     pub(super) fn own_port(&self) -> Option<&PortData> {
         self.port(self.own?)
@@ -364,11 +392,13 @@ impl PortData {
             same.find(|k| k.is_full()).unwrap_or(first)
         })
     }
-    /// Do the two share a partition in which they may talk?
-    pub(super) fn shares_pkey(&self, other: &PortData) -> bool {
-        self.pkeys
-            .iter()
-            .any(|a| other.pkeys.iter().any(|b| a.matches(*b)))
+    /// The keys in the table, without its gaps.
+    pub(super) fn known_pkeys(&self) -> impl Iterator<Item = PKey> + '_ {
+        self.pkeys.iter().copied().filter(|k| k.base() != 0)
+    }
+    /// Does a port with these keys share a partition with this one in which they may talk?
+    pub(super) fn may_talk_to(&self, mut keys: impl Iterator<Item = PKey>) -> bool {
+        keys.any(|a| self.pkeys.iter().any(|b| a.matches(*b)))
     }
 }
 

@@ -14,6 +14,8 @@ pub struct MPort {
     pub peer: Option<(usize, u8)>,
     pub pkeys: [PKey; 64],
     pub reregistered: u32,
+    /// When the lease of the M_Key ends, after a wrong one was seen.
+    pub lease_end: Option<Instant>,
 }
 
 pub struct MNode {
@@ -41,6 +43,9 @@ pub struct Model {
     pub sa_out: Vec<MadSend>,
     /// Sets of anything but SwitchInfo, by which PortStateChange is cleared.
     pub sets: u64,
+    /// A multicast LID whose tables are examined after each change, and how often they had a circle.
+    pub watched: Option<Lid>,
+    pub circles: u32,
 }
 
 pub const MS: Duration = Duration::from_millis(1);
@@ -58,6 +63,8 @@ impl Model {
             sequence: 0,
             sa_out: Vec::new(),
             sets: 0,
+            watched: None,
+            circles: 0,
         }
     }
 
@@ -99,6 +106,7 @@ impl Model {
                 peer: None,
                 pkeys,
                 reregistered: 0,
+                lease_end: None,
             }
         };
         let ports = (0..=info.num_ports).map(port).collect();
@@ -106,7 +114,7 @@ impl Model {
             info,
             switch,
             ports,
-            lft: vec![255; 0xc000],
+            lft: vec![255; if switch.is_some() { 0xc000 } else { 0 }],
             mft: HashMap::new(),
             alive: true,
             sm: None,
@@ -265,7 +273,7 @@ impl Model {
         self.now = end;
     }
 
-    fn transmit(&mut self, send: MadSend) {
+    pub fn transmit(&mut self, send: MadSend) {
         if send.remote_qpn != Qpn::SMI {
             self.sa_out.push(send);
             return;
@@ -301,9 +309,63 @@ impl Model {
                 return;
             }
         }
+        if !self.opens(at, ingress, &smp) {
+            return;
+        }
         let status = self.agent(at, ingress, &mut smp);
+        if smp.header.attr_id == AttrId::MULTICAST_FORWARDING_TABLE {
+            self.circles += u32::from(self.watched.is_some_and(|mlid| self.has_circle(mlid)));
+        }
         let response = smp.response(status);
         self.deliver(Lid::PERMISSIVE, Qpn::SMI, response.emit());
+    }
+
+    /// Has the SMP the M_Key of the node's port? (IBA 14.2.4)
+    fn opens(&mut self, at: usize, ingress: u8, smp: &Smp) -> bool {
+        let node = &mut self.nodes[at];
+        let number = if node.switch.is_some() { 0 } else { ingress };
+        let port = &mut node.ports[usize::from(number)];
+        if port.lease_end.is_some_and(|end| end <= self.now) {
+            (
+                port.info.m_key,
+                port.info.m_key_protect_bits,
+                port.lease_end,
+            ) = (0, 0, None);
+        }
+        let guarded = smp.header.method == Method::SET || port.info.m_key_protect_bits >= 2;
+        let opens = port.info.m_key == 0 || port.info.m_key == smp.m_key || !guarded;
+        if !opens && port.info.m_key_lease_period > 0 && port.lease_end.is_none() {
+            let lease = Duration::from_secs(port.info.m_key_lease_period.into());
+            port.lease_end = Some(self.now + lease);
+        }
+        opens
+    }
+
+    fn mft_has(&self, at: usize, mlid: Lid, port: u8) -> bool {
+        let slot = u32::from(mlid.0 - 0xc000);
+        let block = self.nodes[at].mft.get(&(slot / 32, u32::from(port / 16)));
+        block.is_some_and(|b| b[slot as usize % 32] >> (port % 16) & 1 != 0)
+    }
+
+    /// Could a multicast packet come to a place twice?
+    fn has_circle(&self, mlid: Lid) -> bool {
+        // Channels between switches; those that lead to none are taken away until a circle is left, or nothing.
+        let switches = (0..self.nodes.len()).filter(|n| self.nodes[*n].switch.is_some());
+        let out = |at: usize| {
+            (1..=self.nodes[at].info.num_ports)
+                .filter(move |p| self.mft_has(at, mlid, *p))
+                .filter_map(move |p| Some((at, p, self.nodes[at].ports[usize::from(p)].peer?)))
+                .filter(|(.., peer)| self.nodes[peer.0].switch.is_some())
+        };
+        let mut channels: Vec<_> = switches.flat_map(out).collect();
+        loop {
+            let before = channels.len();
+            let all = channels.clone();
+            channels.retain(|(.., to)| all.iter().any(|(at, p, _)| *at == to.0 && *p != to.1));
+            if channels.len() == before {
+                return before > 0;
+            }
+        }
     }
 
     fn own_port(&self) -> u8 {

@@ -1,10 +1,11 @@
 //! Subscriptions and reports (IBA 13.4.9 to 13.4.12, 15.2.5.12).
 
-use super::super::counters::{Counter, Counters};
+use super::super::counters::Counter;
 use super::super::topology::{PortData, PortId};
 use super::records::matches;
 use super::{Answer, Records, Request, Subnet};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 use verbs::MadSend;
 use wire::mad::attr::{InformInfo, InformInfoRecord, Notice, TrapNumber};
@@ -14,15 +15,27 @@ use wire::{Gid, Guid, Lid, PKey, QKey};
 
 /// Subscriptions of one port.
 const MAX_PER_PORT: usize = 64;
-/// Reports that wait for an answer; what is more goes out once and is not repeated.
-const MAX_REPORTS: usize = 65_536;
+/// Reports on the way at once: with thousands of subscribers each piece of news is thousands of them, and each is to be answered.
+const WINDOW: usize = 1024;
+/// News that waits.
+const MAX_NEWS: usize = 8192;
 const REPORT_RETRIES: u8 = 3;
 
-/// What a report is about: decides who may have it (IBA 15.4.1.2).
-#[derive(Clone, Copy)]
-pub(super) enum About<'a> {
-    Port(&'a PortData),
+/// Who may be told (IBA 15.4.1.2).
+pub(super) enum Audience {
+    /// Those who may talk to a holder of these keys.
+    PeersOf(Vec<PKey>),
+    /// Members of this partition.
     Group(PKey),
+}
+
+impl Audience {
+    fn has(&self, port: &PortData) -> bool {
+        match self {
+            Audience::PeersOf(keys) => port.may_talk_to(keys.iter().copied()),
+            Audience::Group(key) => port.pkey_like(*key).is_some(),
+        }
+    }
 }
 
 struct Subscription {
@@ -34,6 +47,16 @@ struct Subscription {
     info: InformInfo,
 }
 
+/// Something that subscribers are told, one after the other.
+struct News {
+    notice: Notice,
+    gid: Gid,
+    audience: Audience,
+    /// Subscriptions that are left.
+    left: Range<u64>,
+    started: bool,
+}
+
 struct Report {
     to: Lid,
     mad: MadSend,
@@ -42,7 +65,11 @@ struct Report {
 }
 
 pub(super) struct Informs {
-    subscriptions: Vec<Subscription>,
+    /// In the order of the requests.
+    subscriptions: BTreeMap<u64, Subscription>,
+    by_port: HashMap<Guid, Vec<u64>>,
+    next: u64,
+    news: VecDeque<News>,
     reports: BTreeMap<u32, Report>,
     deadlines: BTreeSet<(Instant, u32)>,
     next_tid: u32,
@@ -52,7 +79,10 @@ pub(super) struct Informs {
 impl Informs {
     pub(super) fn new(first_tid: u32, timeout: Duration) -> Self {
         Informs {
-            subscriptions: Vec::new(),
+            subscriptions: BTreeMap::new(),
+            by_port: HashMap::new(),
+            next: 0,
+            news: VecDeque::new(),
             reports: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             next_tid: first_tid,
@@ -60,14 +90,12 @@ impl Informs {
         }
     }
     pub(super) fn clear(&mut self) {
-        self.subscriptions.clear();
-        self.reports.clear();
-        self.deadlines.clear();
+        *self = Informs::new(self.next_tid, self.timeout);
     }
 
     /// Who subscribed to what.
     pub(super) fn subscriptions(&self) -> impl Iterator<Item = (Gid, &InformInfo)> {
-        self.subscriptions.iter().map(|s| (s.gid, &s.info))
+        self.subscriptions.values().map(|s| (s.gid, &s.info))
     }
 
     /// Set(InformInfo): the answer repeats the request.
@@ -97,36 +125,31 @@ impl Informs {
             resp_time_value: 0,
             ..asked
         };
-        let found = self
-            .subscriptions
-            .iter()
-            .position(|s| s.guid == port.guid && s.info == info);
-        match (subscribe, found) {
-            (true, None) => {
-                if self
-                    .subscriptions
-                    .iter()
-                    .filter(|s| s.guid == port.guid)
-                    .count()
-                    >= MAX_PER_PORT
-                {
-                    return Err(MadStatus::SA_NO_RESOURCES);
+        let of_port = self.by_port.entry(port.guid).or_default();
+        let is_same = |id: &&u64| self.subscriptions.get(id).is_some_and(|s| s.info == info);
+        match (subscribe, of_port.iter().find(is_same).copied()) {
+            (true, None) if of_port.len() >= MAX_PER_PORT => {
+                return Err(MadStatus::SA_NO_RESOURCES);
+            }
+            // The way to the subscriber may have changed.
+            (true, found) => {
+                let id = found.unwrap_or(self.next);
+                if found.is_none() {
+                    of_port.push(id);
+                    self.next += 1;
                 }
-                let to = request.mad.reply(request.mad.mad.clone());
-                self.subscriptions.push(Subscription {
+                let subscription = Subscription {
                     port: request.port,
                     guid: port.guid,
                     gid: subnet.gid(port),
-                    to,
+                    to: request.mad.reply(request.mad.mad.clone()),
                     info,
-                });
+                };
+                self.subscriptions.insert(id, subscription);
             }
-            // The way to the subscriber may have changed.
-            (true, Some(at)) => {
-                self.subscriptions[at].to = request.mad.reply(request.mad.mad.clone())
-            }
-            (false, Some(at)) => {
-                self.subscriptions.remove(at);
+            (false, Some(id)) => {
+                of_port.retain(|other| *other != id);
+                self.subscriptions.remove(&id);
             }
             (false, None) => return Err(MadStatus::SA_REQ_INVALID),
         }
@@ -140,7 +163,7 @@ impl Informs {
     pub(super) fn query(&self, subnet: &Subnet<'_>, request: &Request<'_>) -> Records {
         let mut records = Records::new(InformInfoRecord::LEN);
         let own = subnet.topo.port(request.port).map(|p| p.guid);
-        for (index, s) in (0u16..).zip(&self.subscriptions) {
+        for (index, s) in (0u16..).zip(self.subscriptions.values()) {
             let record = InformInfoRecord {
                 subscriber_gid: s.gid,
                 index,
@@ -161,31 +184,48 @@ impl Informs {
         records
     }
 
-    /// Tells those who subscribed and may know.
+    /// Tells those who subscribed and may know. What waits to be told already is not told twice.
     pub(super) fn report(
         &mut self,
         now: Instant,
         subnet: &Subnet<'_>,
         trap: TrapNumber,
         gid: Gid,
-        about: About<'_>,
+        audience: Audience,
         out: &mut VecDeque<MadSend>,
     ) {
-        let issuer_gid = subnet
-            .topo
-            .own_port()
-            .map(|p| subnet.gid(p))
-            .unwrap_or_default();
-        let notice = Notice::gid_event(trap, gid, subnet.own_lid(), issuer_gid);
-        for s in &self.subscriptions {
-            let Some(port) = subnet.topo.port(s.port) else {
+        let last = self.news.iter().rev().find(|news| news.gid == gid);
+        if last.is_some_and(|last| !last.started && last.notice.trap_number == trap) {
+            return;
+        }
+        if self.news.len() >= MAX_NEWS {
+            return subnet.counters.add(Counter::NewsDropped);
+        }
+        let own = subnet.topo.own_port();
+        let issuer_gid = own.map(|p| subnet.gid(p)).unwrap_or_default();
+        self.news.push_back(News {
+            notice: Notice::gid_event(trap, gid, subnet.own_lid(), issuer_gid),
+            gid,
+            audience,
+            left: 0..self.next,
+            started: false,
+        });
+        self.pump(now, subnet, out);
+    }
+
+    /// Sends what the window has room for.
+    pub(super) fn pump(&mut self, now: Instant, subnet: &Subnet<'_>, out: &mut VecDeque<MadSend>) {
+        while self.reports.len() < WINDOW
+            && let Some(news) = self.news.front_mut()
+        {
+            news.started = true;
+            let Some((&id, s)) = self.subscriptions.range(news.left.clone()).next() else {
+                self.news.pop_front();
                 continue;
             };
-            let allowed = match about {
-                About::Port(other) => port.shares_pkey(other),
-                About::Group(pkey) => port.pkey_like(pkey).is_some(),
-            };
-            if !allowed || !wants(&s.info, &notice) {
+            news.left.start = id + 1;
+            let port = subnet.topo.port(s.port);
+            if !wants(&s.info, &news.notice) || !port.is_some_and(|p| news.audience.has(p)) {
                 continue;
             }
             self.next_tid = self.next_tid.wrapping_add(1);
@@ -194,7 +234,7 @@ impl Informs {
                 Method::REPORT,
                 AttrId::NOTICE,
                 ComponentMask(0),
-                &notice.emit(),
+                &news.notice.emit(),
                 tid.into(),
             );
             let mad = MadSend {
@@ -204,18 +244,15 @@ impl Informs {
                 ..s.to.clone()
             };
             subnet.counters.add(Counter::Reports);
-            if self.reports.len() < MAX_REPORTS {
-                self.deadlines.insert((now + self.timeout, tid));
-                self.reports.insert(
-                    tid,
-                    Report {
-                        to: s.to.dlid,
-                        mad: mad.clone(),
-                        deadline: now + self.timeout,
-                        retries: 0,
-                    },
-                );
-            }
+            let deadline = now + self.timeout;
+            self.deadlines.insert((deadline, tid));
+            let report = Report {
+                to: s.to.dlid,
+                mad: mad.clone(),
+                deadline,
+                retries: 0,
+            };
+            self.reports.insert(tid, report);
             out.push_back(mad);
         }
     }
@@ -230,7 +267,9 @@ impl Informs {
     }
 
     pub(super) fn drop_port(&mut self, lid: Lid, guid: Guid) {
-        self.subscriptions.retain(|s| s.guid != guid);
+        for id in self.by_port.remove(&guid).unwrap_or_default() {
+            self.subscriptions.remove(&id);
+        }
         self.reports.retain(|tid, report| {
             let keep = report.to != lid;
             if !keep {
@@ -246,7 +285,7 @@ impl Informs {
         &mut self,
         now: Instant,
         out: &mut VecDeque<MadSend>,
-        counters: &Counters,
+        subnet: &Subnet<'_>,
     ) {
         while let Some(&(at, tid)) = self.deadlines.first()
             && at <= now
@@ -258,13 +297,14 @@ impl Informs {
             report.retries += 1;
             report.deadline = now + self.timeout;
             if report.retries > REPORT_RETRIES {
-                counters.add(Counter::ReportsLost);
+                subnet.counters.add(Counter::ReportsLost);
                 self.reports.remove(&tid);
             } else {
                 self.deadlines.insert((report.deadline, tid));
                 out.push_back(report.mad.clone());
             }
         }
+        self.pump(now, subnet, out);
     }
 }
 

@@ -231,14 +231,18 @@ impl Groups {
     }
 
     /// Groups as the configuration has them now; ports that are no longer in a partition leave its groups.
-    pub(super) fn reconfigure(&mut self, config: &SmConfig) {
+    pub(super) fn reconfigure(&mut self, subnet: &Subnet<'_>) {
+        let config = subnet.config;
         self.configure(config);
         let keep: HashSet<Gid> = self.well_known.iter().map(|(mgid, ..)| *mgid).collect();
         let allowed = |p_key: PKey, guid: Guid| {
-            config
+            let port = subnet.topo.by_port_guid(guid);
+            let port = port.and_then(|id| subnet.topo.end_port(id));
+            let of_group = config
                 .partitions
                 .iter()
-                .any(|p| p.pkey.base() == p_key.base() && p.key_of(guid).is_some())
+                .filter(|p| p.pkey.base() == p_key.base());
+            port.is_some_and(|port| of_group.flat_map(|p| p.keys_of(&port)).next().is_some())
         };
         let mut leaving = Vec::new();
         for (&mgid, group) in &mut self.groups {

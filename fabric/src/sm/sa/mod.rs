@@ -13,7 +13,6 @@ pub(super) use member::Group;
 
 use super::config::SmConfig;
 use super::counters::{Counter, Counters};
-use super::routing::Routing;
 use super::topology::{PortData, PortId, Topology};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -28,14 +27,21 @@ use wire::{Gid, Guid, Lid, QKey, Qpn};
 /// What the SA looks things up in.
 pub(super) struct Subnet<'a> {
     pub(super) topo: &'a Topology,
-    pub(super) routing: &'a Routing,
     pub(super) config: &'a SmConfig,
     pub(super) counters: &'a Counters,
     /// This subnet manager and others.
     pub(super) sm: Vec<SmInfoRecord>,
 }
 
-impl Subnet<'_> {
+impl<'a> Subnet<'a> {
+    pub(super) fn new(topo: &'a Topology, config: &'a SmConfig, counters: &'a Counters) -> Self {
+        Subnet {
+            topo,
+            config,
+            counters,
+            sm: Vec::new(),
+        }
+    }
     pub(super) fn own_lid(&self) -> Lid {
         self.topo.own_lid()
     }
@@ -68,7 +74,7 @@ impl Request<'_> {
         let (Some(own), Some(other)) = (subnet.topo.port(self.port), subnet.topo.port(port)) else {
             return false;
         };
-        self.trusted || port == self.port || own.shares_pkey(other)
+        self.trusted || port == self.port || other.may_talk_to(own.known_pkeys())
     }
 }
 
@@ -151,7 +157,8 @@ impl Sa {
             return counters.add(Counter::SaStrangers);
         };
         if sa.header.method == Method::REPORT_RESP {
-            return self.informs.answered(sa.header.tid as u32, mad.slid);
+            self.informs.answered(sa.header.tid as u32, mad.slid);
+            return self.informs.pump(now, subnet, &mut self.out);
         }
         if sa.rmpp.active && sa.rmpp.version == 1 {
             let whole = sa.rmpp.first && sa.rmpp.last && sa.rmpp.segment == 1;
@@ -280,9 +287,9 @@ impl Sa {
     /// Tells subscribers of groups that came and went.
     fn report_groups(&mut self, now: Instant, subnet: &Subnet<'_>) {
         for (trap, mgid, pkey) in self.groups.take_news() {
-            let about = inform::About::Group(pkey);
+            let audience = inform::Audience::Group(pkey);
             self.informs
-                .report(now, subnet, trap, mgid, about, &mut self.out);
+                .report(now, subnet, trap, mgid, audience, &mut self.out);
         }
     }
 
@@ -326,19 +333,14 @@ impl Sa {
         let Some(port) = subnet.topo.port(id) else {
             return;
         };
-        self.informs.report(
-            now,
-            subnet,
-            trap,
-            subnet.gid(port),
-            inform::About::Port(port),
-            &mut self.out,
-        );
+        let audience = inform::Audience::PeersOf(port.known_pkeys().collect());
+        self.informs
+            .report(now, subnet, trap, subnet.gid(port), audience, &mut self.out);
     }
 
     /// The configuration changed: groups that exist from the start, and who may be a member.
     pub(super) fn reconfigure(&mut self, now: Instant, subnet: &Subnet<'_>) {
-        self.groups.reconfigure(subnet.config);
+        self.groups.reconfigure(subnet);
         self.report_groups(now, subnet);
     }
 
@@ -375,9 +377,10 @@ impl Sa {
         .flatten()
         .min()
     }
-    pub(super) fn handle_timeout(&mut self, now: Instant, counters: &Counters) {
-        self.informs.handle_timeout(now, &mut self.out, counters);
-        self.rmpp.handle_timeout(now, &mut self.out, counters);
+    pub(super) fn handle_timeout(&mut self, now: Instant, subnet: &Subnet<'_>) {
+        self.informs.handle_timeout(now, &mut self.out, subnet);
+        self.rmpp
+            .handle_timeout(now, &mut self.out, subnet.counters);
         self.services.handle_timeout(now);
     }
 }

@@ -1,5 +1,6 @@
 //! PathRecord (IBA 15.2.5.16).
 
+use super::super::routing::Routing;
 use super::super::topology::{PortData, PortId};
 use super::member::Groups;
 use super::{Answer, Records, Request, Subnet};
@@ -52,11 +53,20 @@ pub(super) fn query(
     if sources.len().saturating_mul(destinations.len()) > MAX_PATHS {
         return Err(MadStatus::SA_NO_RESOURCES);
     }
+    let most = match request.sa.header.method {
+        Method::GET => 1,
+        _ if request.has(comp::NUMB_PATH) => asked.numb_path.max(1).into(),
+        _ => usize::MAX,
+    };
     for &from in &sources {
         for &to in &destinations {
-            if let Some(path) = path(subnet, request, &asked, from, to) {
-                records.push(&path.emit());
-            }
+            let Some(pair) = Pair::new(subnet, request, &asked, from, to) else {
+                continue;
+            };
+            let paths = pair
+                .lids(&asked)
+                .filter_map(|(slid, dlid)| pair.path(&asked, slid, dlid));
+            paths.take(most).for_each(|path| records.push(&path.emit()));
         }
     }
     Ok(records)
@@ -80,113 +90,137 @@ fn ends(
     })
 }
 
-fn path(
-    subnet: &Subnet<'_>,
-    request: &Request<'_>,
-    asked: &PathRecord,
-    from: PortId,
-    to: PortId,
-) -> Option<PathRecord> {
-    let (source, destination) = (subnet.topo.port(from)?, subnet.topo.port(to)?);
-    if !request.may_see(subnet, from)
-        || !request.may_see(subnet, to)
-        || !source.lid.is_unicast()
-        || !destination.lid.is_unicast()
-    {
-        return None;
-    }
-    let p_key = match request.has(comp::P_KEY) {
-        true => {
-            let (a, b) = (
-                source.pkey_like(asked.p_key)?,
-                destination.pkey_like(asked.p_key)?,
-            );
-            (a.matches(b) || from == to).then_some(asked.p_key)?
+/// Two end ports that may talk to each other.
+struct Pair<'a> {
+    subnet: &'a Subnet<'a>,
+    request: &'a Request<'a>,
+    from: (PortId, &'a PortData),
+    to: (PortId, &'a PortData),
+    p_key: PKey,
+    sl: ServiceLevel,
+}
+
+impl<'a> Pair<'a> {
+    fn new(
+        subnet: &'a Subnet<'_>,
+        request: &'a Request<'_>,
+        asked: &PathRecord,
+        from: PortId,
+        to: PortId,
+    ) -> Option<Self> {
+        let (source, destination) = (subnet.topo.port(from)?, subnet.topo.port(to)?);
+        if !request.may_see(subnet, from)
+            || !request.may_see(subnet, to)
+            || !source.lid.is_unicast()
+            || !destination.lid.is_unicast()
+        {
+            return None;
         }
-        false => common_pkey(source, destination, from == to)?,
-    };
-    let partition = subnet
-        .config
-        .partitions
-        .iter()
-        .find(|p| p.pkey.base() == p_key.base());
-    let sl = partition
-        .and_then(|p| p.ipoib)
-        .map_or(ServiceLevel(0), |g| g.sl);
-    if request.has(comp::SL) && asked.sl != sl {
-        return None;
+        let p_key = if request.has(comp::P_KEY) {
+            let of = |port: &PortData| port.pkey_like(asked.p_key);
+            let (a, b) = (of(source)?, of(destination)?);
+            (a.matches(b) || from == to).then_some(asked.p_key)?
+        } else {
+            common_pkey(source, destination, from == to)?
+        };
+        let mut partitions = subnet.config.partitions.iter();
+        let partition = partitions.find(|p| p.pkey.base() == p_key.base());
+        let group = partition.and_then(|p| p.ipoib);
+        let sl = group.map_or(ServiceLevel(0), |g| g.sl);
+        if request.has(comp::SL) && asked.sl != sl {
+            return None;
+        }
+        Some(Pair {
+            subnet,
+            request,
+            from: (from, source),
+            to: (to, destination),
+            p_key,
+            sl,
+        })
     }
-    let hops = subnet.routing.trace(subnet.topo, from, to)?;
-    let ports = || {
-        hops.iter()
-            .filter_map(|hop| subnet.topo.port(*hop))
-            .filter(|p| p.info.is_some())
-    };
-    let mtu = ports().map(PortData::mtu).min()?;
-    let rate = ports().map(PortData::rate).min_by_key(|r| r.mbps())?;
-    let life = if from == to {
-        0
-    } else {
-        subnet.config.packet_life_time
-    };
-    Some(PathRecord {
-        service_id: 0,
-        dgid: subnet.gid(destination),
-        sgid: subnet.gid(source),
-        dlid: destination.lid,
-        slid: source.lid,
-        flow_label: if request.has(comp::FLOW_LABEL) {
-            asked.flow_label
-        } else {
+
+    /// LIDs of the two ends: each of the destination's, which decide on the way, with the one of the source whose way back is the like.
+    fn lids(&self, asked: &PathRecord) -> impl Iterator<Item = (Lid, Lid)> + use<> {
+        let topo = self.subnet.topo;
+        let (slid, dlid) = (self.from.1.lid.0, self.to.1.lid.0);
+        let (sources, count) = (topo.lids_of(self.from.0), topo.lids_of(self.to.0));
+        let given = |bit, lid| self.request.has(bit).then_some(lid);
+        let (own, other) = (given(comp::SLID, asked.slid), given(comp::DLID, asked.dlid));
+        let lids = (0..count).map(move |n| (Lid(slid + n % sources), Lid(dlid + n)));
+        lids.filter(move |(_, dlid)| other.is_none_or(|o| o == *dlid))
+            .map(move |(slid, dlid)| (own.unwrap_or(slid), dlid))
+    }
+
+    fn path(&self, asked: &PathRecord, slid: Lid, dlid: Lid) -> Option<PathRecord> {
+        let (subnet, request) = (self.subnet, self.request);
+        let (mut mtu, mut rate) = (MtuCode(u8::MAX), None);
+        let arrives = Routing::trace(subnet.topo, self.from.0, (self.to.0, dlid), |port| {
+            if port.info.is_some() {
+                mtu = mtu.min(port.mtu());
+                let own = (port.rate().mbps(), port.rate());
+                rate = Some(rate.map_or(own, |least| own.min(least)));
+            }
+        });
+        let (_, rate) = rate.filter(|_| arrives)?;
+        let same = self.from.0 == self.to.0;
+        let life = if same {
             0
-        },
-        tclass: if request.has(comp::TCLASS) {
-            asked.tclass
         } else {
-            0
-        },
-        reversible: true,
-        p_key,
-        sl,
-        mtu_selector: Selector::EXACTLY,
-        mtu: choose_mtu(
-            mtu,
-            request
-                .has(comp::MTU | comp::MTU_SELECTOR)
-                .then_some((asked.mtu_selector, asked.mtu)),
-        )?,
-        rate_selector: Selector::EXACTLY,
-        rate: choose_rate(
-            rate,
-            request
-                .has(comp::RATE | comp::RATE_SELECTOR)
-                .then_some((asked.rate_selector, asked.rate)),
-        )?,
-        packet_life_time_selector: Selector::EXACTLY,
-        packet_life_time: choose_life(
-            life,
-            request
-                .has(comp::PACKET_LIFE_TIME | comp::PACKET_LIFE_TIME_SELECTOR)
-                .then_some((asked.packet_life_time_selector, asked.packet_life_time)),
-        )?,
-        ..PathRecord::default()
-    })
+            subnet.config.packet_life_time
+        };
+        Some(PathRecord {
+            dgid: subnet.gid(self.to.1),
+            sgid: subnet.gid(self.from.1),
+            dlid,
+            slid,
+            flow_label: if request.has(comp::FLOW_LABEL) {
+                asked.flow_label
+            } else {
+                0
+            },
+            tclass: if request.has(comp::TCLASS) {
+                asked.tclass
+            } else {
+                0
+            },
+            reversible: true,
+            p_key: self.p_key,
+            sl: self.sl,
+            mtu_selector: Selector::EXACTLY,
+            mtu: choose_mtu(
+                mtu,
+                request
+                    .has(comp::MTU | comp::MTU_SELECTOR)
+                    .then_some((asked.mtu_selector, asked.mtu)),
+            )?,
+            rate_selector: Selector::EXACTLY,
+            rate: choose_rate(
+                rate,
+                request
+                    .has(comp::RATE | comp::RATE_SELECTOR)
+                    .then_some((asked.rate_selector, asked.rate)),
+            )?,
+            packet_life_time_selector: Selector::EXACTLY,
+            packet_life_time: choose_life(
+                life,
+                request
+                    .has(comp::PACKET_LIFE_TIME | comp::PACKET_LIFE_TIME_SELECTOR)
+                    .then_some((asked.packet_life_time_selector, asked.packet_life_time)),
+            )?,
+            ..PathRecord::default()
+        })
+    }
 }
 
 /// The partition with the lowest number that both are in and may talk in, with the source's membership (as OpenSM chooses).
 fn common_pkey(source: &PortData, destination: &PortData, same: bool) -> Option<PKey> {
     let usable = |a: &PKey| {
-        destination
-            .pkeys
-            .iter()
-            .any(|b| a.matches(*b) || same && a == b && a.base() != 0)
+        let others = &mut destination.pkeys.iter();
+        a.base() != 0 && others.any(|b| a.matches(*b) || same && a == b)
     };
-    source
-        .pkeys
-        .iter()
-        .copied()
-        .filter(usable)
-        .min_by_key(|k| (k.base(), !k.is_full()))
+    let keys = source.pkeys.iter().copied();
+    keys.filter(usable).min_by_key(|k| (k.base(), !k.is_full()))
 }
 
 /// The largest MTU of the path that the request allows.
