@@ -77,6 +77,9 @@ pub struct FabricArgs {
     /// Settings (TOML); options here go before those in the file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Partitions in the syntax of OpenSM's partitions.conf; SIGHUP reads them again
+    #[arg(long, value_name = "FILE")]
+    pub partitions: Option<PathBuf>,
     /// Path of the control socket
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

@@ -3,7 +3,9 @@
 use crate::cli::{InterfaceAddress, UdpUrl, parse_guid, parse_pkey, parse_qpn};
 use anyhow::{Context, bail};
 use fabric::link::udp::Cidr;
-use fabric::sm::{GroupParams, Membership, Partition, SmConfig};
+use fabric::sm::{
+    GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who, partitions,
+};
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,8 +61,33 @@ pub struct FabricFile {
     pub sweep_interval: u64,
     /// Where LIDs are kept over a restart.
     pub lid_file: Option<PathBuf>,
+    /// As `--partitions`, instead of `partition`.
+    pub partitions: Option<PathBuf>,
     /// Partitions; without any there is the default one with all ports as full members.
     pub partition: Vec<PartitionTable>,
+    /// How ways are chosen.
+    pub routing: RoutingName,
+    /// Node GUIDs of the switches at the top for `updn`; without any they are found.
+    pub roots: Vec<String>,
+    /// Each HCA port gets 2^lmc LIDs, 0 to 3.
+    pub lmc: u8,
+    /// Key that SMPs must have; 0: none. [`MKey`] tells about it and the next two.
+    pub m_key: u64,
+    /// 0 to 3.
+    pub m_key_protect: u8,
+    /// Seconds.
+    pub m_key_lease: u16,
+}
+
+/// `routing`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum RoutingName {
+    /// The least number of hops.
+    #[default]
+    MinHop,
+    /// Up/down: no deadlocks.
+    Updn,
 }
 
 impl Default for FabricFile {
@@ -74,7 +101,14 @@ impl Default for FabricFile {
             sm_priority: 0,
             sweep_interval: 10,
             lid_file: None,
+            partitions: None,
             partition: Vec::new(),
+            routing: RoutingName::MinHop,
+            roots: Vec::new(),
+            lmc: 0,
+            m_key: 0,
+            m_key_protect: 0,
+            m_key_lease: 0,
         }
     }
 }
@@ -187,10 +221,10 @@ impl PartitionTable {
             Partition::of(&self.name, self.pkey, members, self.ipoib.then_some(params));
         // Without a list a partition is everybody's.
         let everybody = self.members.is_empty().then_some(MembershipName::Full);
-        partition.default_membership = self
-            .default
-            .or(everybody)
-            .and_then(MembershipName::membership);
+        let default = self.default.or(everybody);
+        if let Some(membership) = default.and_then(MembershipName::membership) {
+            partition.rules.insert(0, (Who::All, membership));
+        }
         Ok(partition)
     }
 }
@@ -213,11 +247,38 @@ impl FabricFile {
         if self.sweep_interval == 0 {
             bail!("sweep_interval = 0: it must be at least 1 second");
         }
+        if self.lmc > 3 || self.m_key_protect > 3 {
+            let (lmc, protect) = (self.lmc, self.m_key_protect);
+            bail!("lmc = {lmc} and m_key_protect = {protect} must be from 0 to 3");
+        }
+        let roots = self.roots.iter().map(|guid| parse_guid(guid));
+        let roots: Vec<Guid> = roots
+            .collect::<Result<_, _>>()
+            .map_err(anyhow::Error::msg)?;
+        if self.routing == RoutingName::MinHop && !roots.is_empty() {
+            bail!("roots are for routing = \"updn\"");
+        }
         let mut config = SmConfig {
             sm_priority: self.sm_priority,
             sweep_interval: Duration::from_secs(self.sweep_interval),
+            routing: match self.routing {
+                RoutingName::MinHop => RoutingEngine::MinHop,
+                RoutingName::Updn => RoutingEngine::UpDown { roots },
+            },
+            lmc: self.lmc,
+            m_key: MKey {
+                key: self.m_key,
+                protect: self.m_key_protect,
+                lease: self.m_key_lease,
+            },
             ..SmConfig::default()
         };
+        if let Some(path) = &self.partitions {
+            if !self.partition.is_empty() {
+                bail!("partitions come from a file or from [[partition]], not from both");
+            }
+            config.partitions = read_partitions(path)?;
+        }
         if !self.partition.is_empty() {
             config.partitions = Vec::new();
             for (index, table) in self.partition.iter().enumerate() {
@@ -240,6 +301,16 @@ impl FabricFile {
         }
         Ok(config)
     }
+}
+
+/// Reads a partition file in OpenSM's syntax.
+///
+/// # Errors
+/// Not readable; what is wrong with it, with the line.
+pub fn read_partitions(path: &Path) -> anyhow::Result<Vec<Partition>> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the partitions {}", path.display()))?;
+    partitions::parse(&text).map_err(|error| anyhow::anyhow!("{}, {error}", path.display()))
 }
 
 /// Reads a file; its errors name file, line and column.
@@ -302,12 +373,46 @@ fn pkey<'de, D: Deserializer<'de>>(from: D) -> Result<PKey, D::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fabric::sm::EndPort;
+    use wire::mad::attr::NodeType;
 
     fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().expect("temporary directory");
         let path = dir.path().join("test.toml");
         std::fs::write(&path, text).expect("write");
         (dir, path)
+    }
+
+    fn keys(partition: &Partition, guid: u64) -> Vec<PKey> {
+        let port = EndPort {
+            guid: Guid(guid),
+            node_type: NodeType::CA,
+            own: false,
+        };
+        partition.keys_of(&port).collect()
+    }
+
+    #[test]
+    fn partitions_of_a_file_and_routing() {
+        let (dir, path) = file("a=0x8001 : 0x5=full;\n\nb=2 : wrong;\n");
+        let error = read_partitions(&path).expect_err("invalid").to_string();
+        assert!(error.contains("test.toml, line 3: "), "{error}");
+        std::fs::write(&path, "a=0x8001,ipoib : 0x5=full;\n").expect("write");
+        let toml = format!(
+            "partitions = {:?}\nrouting = \"updn\"\nroots = [\"0xa1\"]\nlmc = 1\nm_key = 5\n",
+            path.display()
+        );
+        let config = dir.path().join("fabric.toml");
+        std::fs::write(&config, &toml).expect("write");
+        let sm = read::<FabricFile>(&config).and_then(|f| f.sm_config());
+        let sm = sm.expect("valid");
+        assert_eq!(keys(&sm.partitions[0], 5), [PKey(0x8001)]);
+        let roots = vec![Guid(0xa1)];
+        assert_eq!(sm.routing, RoutingEngine::UpDown { roots });
+        assert_eq!((sm.lmc, sm.m_key.key), (1, 5));
+        std::fs::write(&config, toml + "[[partition]]\npkey = \"0x8002\"\n").expect("write");
+        let both = read::<FabricFile>(&config).and_then(|f| f.sm_config());
+        assert!(both.is_err());
     }
 
     #[test]
@@ -320,13 +425,13 @@ mod tests {
         let file: FabricFile = read(&path).expect("valid");
         let sm = file.sm_config().expect("valid");
         assert_eq!(sm.partitions.len(), 2);
-        assert_eq!(sm.partitions[0].key_of(Guid(7)), Some(PKey(0xffff)));
+        assert_eq!(keys(&sm.partitions[0], 7), [PKey(0xffff)]);
         assert_eq!(
             sm.partitions[0].ipoib.map(|p| (p.mtu, p.rate)),
             Some((MtuCode::MTU_4096, RateCode(16)))
         );
-        assert_eq!(sm.partitions[1].key_of(Guid(7)), None);
-        assert_eq!(sm.partitions[1].key_of(Guid(0x100005)), Some(PKey(0x0001)));
+        assert_eq!(keys(&sm.partitions[1], 7), []);
+        assert_eq!(keys(&sm.partitions[1], 0x100005), [PKey(0x0001)]);
         assert_eq!(sm.partitions[1].ipoib.map(|p| p.q_key), Some(QKey(0xabcd)));
     }
 

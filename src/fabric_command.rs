@@ -11,9 +11,11 @@ use anyhow::{Context, bail};
 use crossbeam_channel::{select, tick};
 use fabric::link::capture::Tap;
 use fabric::link::udp::{ListenConfig, UdpListener};
+use fabric::sm::SmConfig;
 use fabric::topology::{self, NodeKind, Shape, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
 use serde_json::{Value, json};
+use signal_hook::consts::SIGHUP;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
@@ -27,7 +29,7 @@ use wire::{Guid, Lid};
 /// # Errors
 /// A bad configuration, an address that cannot be listened on.
 pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
-    let file = match &args.config {
+    let mut file = match &args.config {
         Some(path) => config::read::<FabricFile>(path)?,
         None => FabricFile::default(),
     };
@@ -45,6 +47,9 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
         bail!(
             "--listen {address} is not a loopback address: say which hosts may connect, with --allow CIDR"
         );
+    }
+    if args.partitions.is_some() {
+        file.partitions = args.partitions;
     }
     let mut sm = file.sm_config().with_context(|| {
         args.config
@@ -128,7 +133,10 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     let save = tick(SAVE_LIDS);
     loop {
         select! {
-            recv(signals.channel()) -> _ => break,
+            recv(signals.channel()) -> signal => match &file.partitions {
+                Some(path) if signal == Ok(SIGHUP) => reread(path, &subnet),
+                _ => break,
+            },
             recv(save) -> _ => lids.save(&subnet),
         }
     }
@@ -153,6 +161,26 @@ fn read_topology(text: &str) -> anyhow::Result<Topology> {
         bail!("{text}: no nodes");
     }
     Ok(topology)
+}
+
+/// Puts to use what is in the partition file now; one with an error changes nothing.
+fn reread(path: &Path, subnet: &Subnet) {
+    match config::read_partitions(path) {
+        Ok(partitions) => {
+            let Some(manager) = subnet.manager() else {
+                return;
+            };
+            manager.call(move |manager, now| {
+                let config = SmConfig {
+                    partitions,
+                    ..manager.sm.config().clone()
+                };
+                manager.sm.reconfigure(now, config);
+            });
+            tracing::info!(file = %path.display(), "partitions read again");
+        }
+        Err(error) => tracing::error!(%error, "the partitions stay as they were"),
+    }
 }
 
 /// How often LIDs are saved if they changed.

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP end the program in order.
+//! SIGINT, SIGTERM and SIGHUP end the program in order; with a partition file, SIGHUP reads it again instead.
 
 use crossbeam_channel::{Receiver, bounded};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
