@@ -506,12 +506,7 @@ mod tests {
     #[test]
     fn answers_of_others_are_not_taken() {
         let now = Instant::now();
-        let mut queue = SmpQueue::new(
-            fastrand::Rng::with_seed(1),
-            8,
-            Duration::from_millis(200),
-            3,
-        );
+        let mut queue = SmpQueue::new(&SmConfig::default(), fastrand::Rng::with_seed(1));
         let probe = |port: u8| {
             Transaction::get(
                 Purpose::Probe(Some((NodeId(1), port))),
