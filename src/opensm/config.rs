@@ -1,6 +1,6 @@
 //! Configuration of OpenSM from ours.
 
-use fabric::sm::{GroupParams, Membership, Partition, SmConfig};
+use fabric::sm::{GroupParams, Membership, Partition, RoutingEngine, SmConfig, Who};
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
@@ -10,22 +10,47 @@ use wire::ipoib::mgid::broadcast_gid;
 /// Name of its configuration file, in its directory.
 pub(super) const CONFIG: &str = "opensm.conf";
 const PARTITIONS: &str = "partitions.conf";
+const ROOTS: &str = "roots";
 
 /// Writes the files into its directory.
 pub(super) fn write(place: &Path, sm: &SmConfig) -> io::Result<()> {
     let partitions: String = sm.partitions.iter().map(partition).collect();
     std::fs::write(place.join(PARTITIONS), partitions)?;
+    if let RoutingEngine::UpDown { roots } = &sm.routing {
+        let roots: String = roots
+            .iter()
+            .map(|root| format!("0x{:016x}\n", root.0))
+            .collect();
+        std::fs::write(place.join(ROOTS), roots)?;
+    }
     std::fs::write(place.join(CONFIG), options(place, sm))
 }
 
 fn options(place: &Path, sm: &SmConfig) -> String {
-    format!(
+    let at = |name: &str| place.join(name).display().to_string();
+    let mut text = format!(
         "partition_config_file {}\nsm_priority {}\nsweep_interval {}\nforce_log_flush TRUE\nlog_flags 0x03\ndump_files_dir {}\n",
-        place.join(PARTITIONS).display(),
+        at(PARTITIONS),
         sm.sm_priority,
         sm.sweep_interval.as_secs().max(1),
         place.display(),
-    )
+    );
+    let _ = writeln!(text, "lmc {}", sm.lmc);
+    let _ = writeln!(
+        text,
+        "m_key 0x{:016x}\nm_key_protection_level {}\nm_key_lease_period {}",
+        sm.m_key.key, sm.m_key.protect, sm.m_key.lease
+    );
+    match &sm.routing {
+        RoutingEngine::MinHop => text.push_str("routing_engine minhop\n"),
+        RoutingEngine::UpDown { roots } => {
+            text.push_str("routing_engine updn\n");
+            if !roots.is_empty() {
+                let _ = writeln!(text, "root_guid_file {}", at(ROOTS));
+            }
+        }
+    }
+    text
 }
 
 /// The syntax is that of opensm's partition-config.txt. Its partition-level `scope=` does not move the broadcast group, so that stands as a
@@ -34,10 +59,14 @@ fn partition(p: &Partition) -> String {
     let word = |membership: Membership| match membership {
         Membership::Full => "full",
         Membership::Limited => "limited",
+        Membership::Both => "both",
     };
     let mut text = format!("{}=0x{:04x}", name(p), p.pkey.base());
     if let Some(group) = &p.ipoib {
         let _ = write!(text, ", ipoib{}", params(group));
+    }
+    if p.index0 {
+        text.push_str(", indx0");
     }
     text.push_str(" :");
     let scoped = p.ipoib.as_ref().filter(|group| group.scope != 2);
@@ -46,10 +75,18 @@ fn partition(p: &Partition) -> String {
         let _ = write!(text, "\n    mgid={mgid}{}\n   ", params(group));
     }
     // What comes later goes before.
-    let all = p.default_membership.map(|m| format!("ALL={}", word(m)));
-    let listed = p.members.iter();
-    let listed = listed.map(|(guid, m)| format!("0x{:016x}={}", guid.0, word(*m)));
-    let mut members: Vec<String> = all.into_iter().chain(listed).collect();
+    let rules = p.rules.iter().map(|(who, membership)| {
+        let who = match who {
+            Who::Port(guid) => format!("0x{:016x}", guid.0),
+            Who::All => "ALL".into(),
+            Who::Cas => "ALL_CAS".into(),
+            Who::Switches => "ALL_SWITCHES".into(),
+            Who::Routers => "ALL_ROUTERS".into(),
+            Who::Own => "SELF".into(),
+        };
+        format!("{who}={}", word(*membership))
+    });
+    let mut members: Vec<String> = rules.collect();
     if p.pkey.base() == 0x7fff {
         members.push("SELF=full".into());
     }
