@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{MadReceived, MadSend};
-use wire::mad::attr::{LinearForwardingTable, PortState};
+use wire::mad::attr::{LinearForwardingTable, PortState, SwitchInfo};
 use wire::mad::{AttrId, Method, MgmtClass, Smp};
 use wire::packet::Packet;
 use wire::{Guid, Lid, PKey, QKey, Qpn, RateCode, ServiceLevel};
@@ -293,11 +293,18 @@ fn a_packet_in_a_circle_is_dropped_and_counted() {
             mad: Box::new(mad),
         });
     };
+    let info = SwitchInfo {
+        linear_fdb_top: 1000,
+        ..SwitchInfo::default()
+    };
     for path in [&[][..], &[1], &[2]] {
-        let attribute = AttrId::LINEAR_FORWARDING_TABLE;
-        let smp = Smp::directed(Method::SET, attribute, 1000 / 64, 1, path);
-        let smp = smp.with_data(&block.emit());
-        send(&*manager, Lid::PERMISSIVE, Qpn::SMI, smp.emit());
+        for (attribute, modifier, data) in [
+            (AttrId::SWITCH_INFO, 0, &info.emit()[..]),
+            (AttrId::LINEAR_FORWARDING_TABLE, 1000 / 64, &block.emit()),
+        ] {
+            let smp = Smp::directed(Method::SET, attribute, modifier, 1, path).with_data(data);
+            send(&*manager, Lid::PERMISSIVE, Qpn::SMI, smp.emit());
+        }
     }
     until("the tables have a circle", || {
         let mut switches = subnet.switches();
