@@ -5,10 +5,11 @@ use ipoib::cli::{Cli, Command};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = match EnvFilter::try_new(&cli.log) {
+    let filter = match log_filter(&cli.log) {
         Ok(filter) => filter,
         Err(error) => {
             eprintln!("ipoib: --log {}: {error}", cli.log);
@@ -36,4 +37,15 @@ fn main() -> ExitCode {
         eprintln!("ipoib: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// The library takes any word for the name of a module; here a word alone is a level.
+fn log_filter(text: &str) -> Result<EnvFilter, String> {
+    let mut words = text.split(',').filter(|word| !word.contains(['=', '[']));
+    if let Some(word) = words.find(|word| word.trim().parse::<LevelFilter>().is_err()) {
+        return Err(format!(
+            "{word:?} is no level: error, warn, info, debug, trace or off"
+        ));
+    }
+    EnvFilter::try_new(text).map_err(|error| error.to_string())
 }

@@ -9,7 +9,7 @@ use crate::run::Inbox;
 use crate::show;
 use crate::signals::Signals;
 use anyhow::{Context, bail};
-use crossbeam_channel::{bounded, never, select, tick};
+use crossbeam_channel::{bounded, select, tick};
 use datapath::host::NetnsRef;
 use datapath::{Interface, InterfaceConfig};
 use fabric::hca::Hca;
@@ -22,6 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Guid;
 
+/// How often the interface is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long a bring-up may take before the program says what it waits for.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a resolution may take: path queries and ARP with their repetitions are through by then.
@@ -101,23 +103,33 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
     let server = control::Server::start(&socket, Arc::new(handler))?;
     show::say(format_args!("{instance}: GUID {guid}, fabric {fabric}"));
 
-    let mut waiting = tick(Duration::from_millis(50));
-    let mut waited = Duration::ZERO;
+    let look = tick(LOOK);
+    let (mut up, mut waited) = (false, Duration::ZERO);
     loop {
         select! {
             recv(signals.channel()) -> _ => break,
-            recv(node.interface().ended()) -> _ => break,
-            recv(waiting) -> _ => {
-                let Some((up, state)) = node.inbox().call(|interface, _| (interface.is_up(), interface.state_in_words())) else { break };
-                waited += Duration::from_millis(50);
-                if up {
-                    show::say(format_args!("{instance}: up"));
-                    // Without a service manager there is nobody to tell.
-                    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
-                    waiting = never();
-                } else if waited == PATIENCE {
-                    let hint = if link.is_up() { "" } else { " (is `ipoib fabric` running there, and does it allow this host?)" };
-                    eprintln!("{instance}: not up yet, still trying: {state}{hint}");
+            recv(node.interface().ended()) -> _ => {
+                eprintln!("{instance}: the device or its namespace was deleted; ending");
+                break;
+            }
+            recv(look) -> _ => {
+                // When it ends, the branch above says so.
+                let Some((now_up, state)) = node.inbox().call(|interface, _| (interface.is_up(), interface.state_in_words())) else { continue };
+                if now_up != up {
+                    (up, waited) = (now_up, Duration::ZERO);
+                    if up {
+                        show::say(format_args!("{instance}: up"));
+                        // Without a service manager there is nobody to tell.
+                        let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+                    } else {
+                        eprintln!("{instance}: down: {state}");
+                    }
+                } else if !up {
+                    waited += LOOK;
+                    if waited == PATIENCE {
+                        let hint = if link.is_up() { "" } else { " (is `ipoib fabric` running there, and does it allow this host?)" };
+                        eprintln!("{instance}: not up yet, still trying: {state}{hint}");
+                    }
                 }
             }
         }

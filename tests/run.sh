@@ -31,7 +31,7 @@ log=$(mktemp)
 trap 'rm -f -- "$log"' EXIT
 status=0
 # Tests that pass show their output too: it says what was skipped.
-cargo test --workspace "$@" -- --show-output 2>&1 | tee "$log" || status=$?
+cargo test --workspace --no-fail-fast "$@" -- --show-output 2>&1 | tee "$log" || status=$?
 
 echo
 if grep -q SKIPPED "$log"; then

@@ -1,6 +1,7 @@
 //! Hosts, fabrics, devices and namespaces that go away.
 
 use crate::subnet::{Background, IPOIB, Subnet, command, run, succeed, wait_until};
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -99,7 +100,7 @@ fn extra_host(subnet: &Subnet, namespace: &str) -> (Child, String) {
     let child = up
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let address = wait_until(
@@ -129,7 +130,8 @@ fn extra_host(subnet: &Subnet, namespace: &str) -> (Child, String) {
     (child, gid)
 }
 
-fn ends_cleanly(subnet: &Subnet, child: Child, gid: &str) {
+/// What it said to that.
+fn ends_cleanly(subnet: &Subnet, child: Child, gid: &str) -> String {
     let mut child = Background(child);
     let status = wait_until(
         "the process ends",
@@ -138,6 +140,10 @@ fn ends_cleanly(subnet: &Subnet, child: Child, gid: &str) {
     );
     assert_eq!(status.unwrap().code(), Some(0));
     wait_until("memberships", || subnet.is_member(gid), |member| !member);
+    let mut said = String::new();
+    let errors = child.0.stderr.as_mut().unwrap();
+    errors.read_to_string(&mut said).unwrap();
+    said
 }
 
 #[test]
@@ -146,7 +152,8 @@ fn device_deleted() {
     let (child, gid) = extra_host(&subnet, &subnet.namespace(1));
     subnet.wait_reaches(1, "10.77.0.1");
     subnet.ip(1, "link delete ib7");
-    ends_cleanly(&subnet, child, &gid);
+    let said = ends_cleanly(&subnet, child, &gid);
+    assert!(said.contains("was deleted"), "{said}");
 }
 
 #[test]
@@ -159,7 +166,8 @@ fn namespace_deleted() {
         let (child, gid) = extra_host(&subnet, &namespace);
         std::thread::sleep(Duration::from_millis(7 * pause));
         succeed(&mut command(&format!("ip netns delete {namespace}")));
-        ends_cleanly(&subnet, child, &gid);
+        let said = ends_cleanly(&subnet, child, &gid);
+        assert!(said.contains("was deleted"), "{said}");
     }
 }
 
@@ -170,7 +178,7 @@ fn signals() {
     for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
         let (child, gid) = extra_host(&subnet, &subnet.namespace(1));
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
-        ends_cleanly(&subnet, child, &gid);
+        assert_eq!(ends_cleanly(&subnet, child, &gid), "");
         let device = run(&mut command(&format!(
             "ip -n {} link show dev ib7",
             subnet.namespace(1)

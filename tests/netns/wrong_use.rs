@@ -61,6 +61,10 @@ fn arguments() {
             &["ib0", "--fabric", "udp://127.0.0.1:1", "--qpn", "1"],
             "queue pair number",
         ),
+        (
+            &["ib0", "--fabric", "udp://127.0.0.1:1", "--log", "loud"],
+            "error, warn, info",
+        ),
     ] {
         let (code, text) = up(arguments);
         assert_eq!(code, Some(2), "{arguments:?}: {text}");
