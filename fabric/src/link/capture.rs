@@ -139,6 +139,12 @@ impl Link for Tapped<dyn Link> {
     fn port_state(&self, state: PortState) {
         self.inner.port_state(state);
     }
+    fn enable(&self, up: bool) {
+        self.inner.enable(up);
+    }
+    fn transmit_broken(&self, packet: &Packet<'_>) {
+        self.inner.transmit_broken(packet);
+    }
 }
 
 impl LinkSink for Tapped<dyn LinkSink> {

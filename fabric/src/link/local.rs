@@ -8,98 +8,117 @@ use wire::mad::PortState;
 use wire::packet::Packet;
 
 /// What both ends share.
-#[derive(Default)]
 struct Wire {
-    joined: AtomicBool,
+    /// Packets pass: it is joined, and neither end is taken down.
+    carries: AtomicBool,
     /// Packets that were sent while the cable was cut.
     lost: AtomicU64,
+    /// The ports. Weak: a node owns its links, never its neighbours.
+    ports: [Weak<dyn LinkSink>; 2],
+    /// Held while ports are told, so that both see the changes in one order.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    joined: bool,
+    disabled: [bool; 2],
+}
+
+impl Wire {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock();
+        change(&mut state);
+        let up = state.joined && state.disabled == [false; 2];
+        if self.carries.swap(up, Ordering::AcqRel) != up {
+            for port in self.ports.iter().filter_map(Weak::upgrade) {
+                port.link_changed(up);
+            }
+        }
+    }
 }
 
 /// One end: what a port transmits into.
-pub struct LocalLink {
+struct LocalLink {
     wire: Arc<Wire>,
-    /// The other side's port. Weak: a node owns its links, never its neighbours.
-    peer: Weak<dyn LinkSink>,
+    /// Index of this end.
+    side: usize,
+}
+
+impl LocalLink {
+    /// The other side's port, if it can be reached.
+    fn peer(&self, packets: usize) -> Option<Arc<dyn LinkSink>> {
+        let wire = &self.wire;
+        let carries = wire.carries.load(Ordering::Acquire);
+        let peer = carries.then(|| wire.ports[1 - self.side].upgrade());
+        if peer.as_ref().is_none_or(Option::is_none) {
+            wire.lost.fetch_add(packets as u64, Ordering::Relaxed);
+        }
+        peer.flatten()
+    }
 }
 
 impl Link for LocalLink {
     fn transmit(&self, packets: &[Packet<'_>]) {
-        match self
-            .wire
-            .joined
-            .load(Ordering::Acquire)
-            .then(|| self.peer.upgrade())
-            .flatten()
-        {
-            Some(peer) => peer.receive(packets),
-            None => {
-                self.wire
-                    .lost
-                    .fetch_add(packets.len() as u64, Ordering::Relaxed);
-            }
+        if let Some(peer) = self.peer(packets.len()) {
+            peer.receive(packets);
         }
     }
 
     /// The other side is not told: in one process a port learns of its neighbour's state from the subnet manager alone.
     fn port_state(&self, _state: PortState) {}
+
+    fn enable(&self, up: bool) {
+        self.wire.change(|state| state.disabled[self.side] = !up);
+    }
+
+    /// No CRC is looked at in one process: the receiver is told what it would find.
+    fn transmit_broken(&self, _packet: &Packet<'_>) {
+        if let Some(peer) = self.peer(1) {
+            peer.receive_errors(1);
+        }
+    }
 }
 
 /// The cable between two ports. Dropping it leaves the link as it is.
 pub struct LocalCable {
     wire: Arc<Wire>,
-    ends: [Arc<LocalLink>; 2],
-    /// Keeps `cut` and `join` of two threads apart, so that both ports see the changes in one order.
-    changing: Mutex<()>,
 }
 
 impl LocalCable {
     /// A cable that is still cut: attach [`LocalCable::end`] 0 to the port `a` and end 1 to `b`, then [`LocalCable::join`].
     pub fn new(a: &Arc<dyn LinkSink>, b: &Arc<dyn LinkSink>) -> LocalCable {
-        let wire = Arc::new(Wire::default());
-        let end = |peer: &Arc<dyn LinkSink>| {
-            Arc::new(LocalLink {
-                wire: wire.clone(),
-                peer: Arc::downgrade(peer),
-            })
-        };
-        let ends = [end(b), end(a)];
         LocalCable {
-            wire,
-            ends,
-            changing: Mutex::new(()),
+            wire: Arc::new(Wire {
+                carries: AtomicBool::new(false),
+                lost: AtomicU64::new(0),
+                ports: [a, b].map(Arc::downgrade),
+                state: Mutex::default(),
+            }),
         }
     }
 
     /// The link that side `index` (0 or 1) sends into.
     pub fn end(&self, index: usize) -> Arc<dyn Link> {
-        self.ends[index & 1].clone()
+        Arc::new(LocalLink {
+            wire: self.wire.clone(),
+            side: index & 1,
+        })
     }
 
     /// Takes the link down: both ports are told, packets are lost from now on.
     pub fn cut(&self) {
-        self.set(false)
+        self.wire.change(|state| state.joined = false);
     }
 
     /// Takes the link up; both ports are told.
     pub fn join(&self) {
-        self.set(true)
+        self.wire.change(|state| state.joined = true);
     }
 
     /// Packets lost because the cable was cut or a node was gone.
     pub fn lost(&self) -> u64 {
         self.wire.lost.load(Ordering::Relaxed)
-    }
-
-    fn set(&self, up: bool) {
-        let _changing = self.changing.lock();
-        if self.wire.joined.swap(up, Ordering::AcqRel) == up {
-            return;
-        }
-        for end in &self.ends {
-            if let Some(port) = end.peer.upgrade() {
-                port.link_changed(up);
-            }
-        }
     }
 }
 

@@ -28,6 +28,21 @@ pub trait Link: Send + Sync {
     fn transmit(&self, packets: &[Packet<'_>]);
     /// Tells the link the logical state of its port: the flow-control packets of a link that leaves the process say it to the other side.
     fn port_state(&self, state: PortState);
+    /// Takes the physical link down, or lets it come up again, for the sake of a fault: nothing leaves while it is down.
+    fn enable(&self, _up: bool) {}
+    /// Sends a packet whose bits get flipped on the way: its ICRC is wrong on arrival. A super-packet, which has no ICRC yet, is lost.
+    fn transmit_broken(&self, packet: &Packet<'_>) {
+        let mut bytes = Vec::with_capacity(packet.wire_len());
+        if packet.emit_into(&mut bytes).is_ok()
+            && let Ok(whole) = Packet::parse_unchecked(&bytes)
+            && let [.., a, b, c, d, _, _] = bytes[..]
+        {
+            self.transmit(&[Packet {
+                icrc: Some(!u32::from_le_bytes([a, b, c, d])),
+                ..whole
+            }]);
+        }
+    }
 }
 
 /// Hands an input to the control side of a node; false if it had to be dropped (the caller counts).

@@ -98,6 +98,10 @@ impl Link for UdpLink {
     fn port_state(&self, state: PortState) {
         self.port.port_state(state);
     }
+
+    fn enable(&self, up: bool) {
+        self.port.enable(up);
+    }
 }
 
 fn run(port: &UdpPort, sink: &dyn LinkSink) {

@@ -24,6 +24,8 @@ pub(super) struct UdpPort {
     pub(super) counters: Arc<UdpCounters>,
     state: Mutex<LinkState>,
     up: AtomicBool,
+    /// Nothing leaves, not even hellos: the other side comes to see the link as down.
+    muted: AtomicBool,
 }
 
 impl UdpPort {
@@ -34,6 +36,7 @@ impl UdpPort {
             counters: Arc::default(),
             state: Mutex::new(LinkState::new(now)),
             up: AtomicBool::new(false),
+            muted: AtomicBool::new(false),
         }
     }
 
@@ -62,7 +65,7 @@ impl UdpPort {
             }
         }
         drop(state);
-        if let Some(packet) = hello {
+        if let Some(packet) = hello.filter(|_| !self.muted.load(Relaxed)) {
             let bytes: [u8; FlowControl::LEN] = packet.emit();
             self.counters.tx_hellos.add(1);
             self.endpoint
@@ -74,7 +77,7 @@ impl UdpPort {
 
 impl Link for UdpPort {
     fn transmit(&self, packets: &[Packet<'_>]) {
-        if self.is_up() {
+        if self.is_up() && !self.muted.load(Relaxed) {
             self.endpoint.send(self.route, packets, &self.counters);
         } else {
             self.counters.tx_link_down.add(packets.len());
@@ -84,6 +87,10 @@ impl Link for UdpPort {
     fn port_state(&self, state: PortState) {
         // This input changes nothing about the link itself.
         let _ = self.drive(Instant::now(), |link| link.handle_port_state(state));
+    }
+
+    fn enable(&self, up: bool) {
+        self.muted.store(!up, Relaxed);
     }
 }
 
