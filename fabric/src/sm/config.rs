@@ -1,5 +1,6 @@
 //! What the administrator decides: partitions and their groups, priority, timers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::broadcast_gid;
@@ -216,6 +217,8 @@ pub struct SmConfig {
     pub routing: RoutingEngine,
     /// Ports of channel adapters get 2^lmc LIDs each, and different ways to them where there are some; 0..=3. Cannot change while a manager runs.
     pub lmc: u8,
+    /// P_Key tables that partitions do not decide on, by port GUID.
+    pub pkey_tables: BTreeMap<Guid, Vec<PKey>>,
     /// LIDs of an earlier run, from [`SubnetManager::lid_map`](super::SubnetManager::lid_map).
     pub lid_map: Vec<(Guid, Lid)>,
 }
@@ -244,6 +247,7 @@ impl Default for SmConfig {
             m_key: MKey::default(),
             routing: RoutingEngine::MinHop,
             lmc: 0,
+            pkey_tables: BTreeMap::new(),
             lid_map: Vec::new(),
         }
     }

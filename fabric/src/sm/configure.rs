@@ -122,12 +122,7 @@ impl SubnetManager {
         }
         if moved {
             // Peers keep paths to the old LID until they are told.
-            let ids: Vec<PortId> = self.topo.end_ports().map(|(id, _)| id).collect();
-            for id in ids {
-                if let Some(port) = self.topo.port_mut(id) {
-                    port.reregister = true;
-                }
-            }
+            self.reregister_all();
         }
     }
 
@@ -135,6 +130,19 @@ impl SubnetManager {
     fn wanted_pkeys(&self, id: PortId) -> Option<Vec<PKey>> {
         let port = self.topo.port(id)?;
         let end_port = self.topo.end_port(id)?;
+        if let Some(keys) = self.config.pkey_tables.get(&end_port.guid) {
+            if keys.len() > port.pkeys.len() {
+                self.counters.add(Counter::PKeyTablesFull);
+            }
+            let gap = std::iter::repeat(&PKey(0));
+            return Some(
+                keys.iter()
+                    .chain(gap)
+                    .take(port.pkeys.len())
+                    .copied()
+                    .collect(),
+            );
+        }
         let partitions = &self.config.partitions;
         let mut keys: Vec<PKey> = partitions
             .iter()

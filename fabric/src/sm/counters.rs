@@ -62,6 +62,8 @@ counters! {
     SaRequests "sa_requests";
     /// SA requests answered with an error.
     SaErrors "sa_errors";
+    /// SA requests dropped, delayed or refused on purpose.
+    SaFaults "sa_faults";
     /// SA MADs from a LID that no port of the subnet has.
     SaStrangers "sa_strangers";
     /// SA MADs that make no sense.

@@ -1,5 +1,6 @@
 //! LIDs: a port keeps the one it has, across sweeps, absence and runs.
 
+use super::MoveError;
 use std::collections::HashMap;
 use wire::{Guid, Lid};
 
@@ -75,6 +76,34 @@ impl LidTable {
         self.take(guid, lid).then_some(lid)
     }
 
+    /// Gives a port another LID; one of an absent port may be taken.
+    pub(super) fn move_to(
+        &mut self,
+        guid: Guid,
+        lid: Lid,
+        present: impl Fn(Guid) -> bool,
+    ) -> Result<(), MoveError> {
+        let step = self.step;
+        if !lid.is_unicast() || !lid.0.is_multiple_of(step) {
+            return Err(MoveError::NotALid { lid, step });
+        }
+        match self.by_lid.get(&lid) {
+            Some(owner) if *owner != guid && present(*owner) => {
+                return Err(MoveError::Taken(lid, *owner));
+            }
+            Some(owner) => {
+                self.by_guid.remove(owner);
+                self.by_lid.remove(&lid);
+            }
+            None => {}
+        }
+        if let Some(old) = self.by_guid.remove(&guid) {
+            self.by_lid.remove(&old);
+        }
+        self.take(guid, lid);
+        Ok(())
+    }
+
     /// The highest LID ever given.
     pub(super) fn top(&self) -> u16 {
         self.top
@@ -114,6 +143,26 @@ mod tests {
         );
         assert_eq!(table.assign(Guid(3), Lid(0), |_| true), Some(Lid(2)));
         assert_eq!(table.entries().len(), 4);
+    }
+
+    #[test]
+    fn a_port_moves_to_a_lid_that_nobody_present_has() {
+        let saved = [(Guid(7), Lid(4)), (Guid(8), Lid(8)), (Guid(9), Lid(12))];
+        let mut table = LidTable::new(&saved, 2);
+        let not_8 = |guid| guid != Guid(8);
+        assert_eq!(
+            table.move_to(Guid(7), Lid(12), not_8),
+            Err(MoveError::Taken(Lid(12), Guid(9)))
+        );
+        for lid in [0, 5, 0xc000] {
+            let (lid, step) = (Lid(lid), 4);
+            let refused = Err(MoveError::NotALid { lid, step });
+            assert_eq!(table.move_to(Guid(7), lid, not_8), refused);
+        }
+        assert_eq!(table.entries(), saved);
+        assert_eq!(table.move_to(Guid(7), Lid(8), not_8), Ok(()));
+        assert_eq!(table.move_to(Guid(9), Lid(12), not_8), Ok(()), "no move");
+        assert_eq!(table.entries(), [(Guid(7), Lid(8)), (Guid(9), Lid(12))]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! * `configure`, `lids`, `routing`: what the subnet shall be, and the Sets that make it so
 //! * [`partitions`]: files that say who may talk to whom
 //! * `election`: several managers
+//! * `faults`: what is broken on purpose
 //! * `smp`: requests on the way
 //! * `sa`: answers on QP1
 
@@ -14,6 +15,7 @@ mod configure;
 mod counters;
 mod discovery;
 mod election;
+mod faults;
 mod lids;
 pub mod partitions;
 mod routing;
@@ -25,6 +27,7 @@ mod view;
 
 pub use config::{EndPort, GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who};
 pub use counters::{Counter, Counters};
+pub use faults::{MoveError, SaFault};
 pub use view::{GroupView, LinkView, NodeView, PortView};
 
 use lids::LidTable;
@@ -57,6 +60,7 @@ pub struct SubnetManager {
     routing: Routing,
     smps: SmpQueue,
     sa: sa::Sa,
+    sa_faults: faults::SaFaults,
     counters: Counters,
     started: bool,
     /// Something was found that is not put to use yet.
@@ -106,6 +110,7 @@ impl SubnetManager {
             routing: Routing::default(),
             smps: SmpQueue::new(&config, tids),
             sa: sa::Sa::new(&config, first_report),
+            sa_faults: Default::default(),
             counters: Counters::default(),
             started: false,
             dirty: false,
@@ -136,32 +141,39 @@ impl SubnetManager {
         self.act_count = self.act_count.wrapping_add(1);
         match mad.dest_qp {
             Qpn::SMI => self.handle_smp(now, &mad),
-            Qpn::GSI if self.state == SmState::MASTER => {
-                // Collecting them costs a walk over all ports.
-                let wants_sms = mad.mad[16..18] == AttrId::SM_INFO_RECORD.0.to_be_bytes();
-                let sm = if wants_sms {
-                    self.sm_infos()
-                } else {
-                    Vec::new()
-                };
-                let view = sa::Subnet {
-                    sm,
-                    ..sa::Subnet::new(&self.topo, &self.config, &self.counters)
-                };
-                self.sa.handle(now, &view, &mad);
-            }
+            Qpn::GSI if self.state == SmState::MASTER => self.meet_fault(now, mad),
             _ => self.counters.add(Counter::Ignored),
         }
         self.after(now);
     }
 
-    /// Other partitions, routing, priority or timers; LMC and M_Key stay. Ports that are no longer in a group's partition leave it.
+    /// A MAD for the SA.
+    fn serve(&mut self, now: Instant, mad: &MadReceived) {
+        // Collecting them costs a walk over all ports.
+        let wants_sms = mad.mad[16..18] == AttrId::SM_INFO_RECORD.0.to_be_bytes();
+        let sm = if wants_sms {
+            self.sm_infos()
+        } else {
+            Vec::new()
+        };
+        let view = sa::Subnet {
+            sm,
+            ..sa::Subnet::new(&self.topo, &self.config, &self.counters)
+        };
+        self.sa.handle(now, &view, mad);
+    }
+
+    /// Other partitions, routing, priority, timers or subnet prefix; LMC and M_Key stay. Ports that are no longer in a group's partition leave
+    /// it, all ports if the prefix changes.
     pub fn reconfigure(&mut self, now: Instant, config: SmConfig) {
         self.now = Some(now);
         // What is on the way has the M_Key that the ports have.
         let (lmc, m_key) = (self.config.lmc, self.config.m_key);
         if config.routing != self.config.routing {
             self.routing = Routing::default();
+        }
+        if config.subnet_prefix != self.config.subnet_prefix {
+            self.forget_gids(now);
         }
         self.config = SmConfig {
             lmc,
@@ -281,6 +293,7 @@ impl SubnetManager {
             self.next_poll,
             self.next_settle,
             self.sa.poll_timeout(),
+            self.sa_faults.poll_timeout(),
         ]
         .into_iter()
         .flatten()
@@ -314,6 +327,7 @@ impl SubnetManager {
             self.retry_silent(now);
             self.schedule_retry(now);
         }
+        self.serve_late(now);
         let view = sa::Subnet::new(&self.topo, &self.config, &self.counters);
         self.sa.handle_timeout(now, &view);
         self.after(now);

@@ -250,18 +250,15 @@ impl Sa {
             1 => Ok(records),
             _ => Err(MadStatus::SA_TOO_MANY_RECORDS),
         });
-        let mut response = request.sa.response(MadStatus::OK);
-        response.rmpp = RmppHeader::default();
-        response.sm_key = 0;
-        response.attr_offset = 0;
         match answer {
             Err(status) => {
                 counters.add(Counter::SaErrors);
-                response.header.status = status;
-                self.out
-                    .push_back(request.mad.reply(Box::new(response.emit())));
+                self.refuse(request.mad, &request.sa, status);
             }
             Ok(records) => {
+                let mut response = request.sa.response(MadStatus::OK);
+                response.rmpp = RmppHeader::default();
+                response.sm_key = 0;
                 response.attr_offset = records.attr_offset;
                 response.data = [0; DATA_LEN];
                 if table {
@@ -282,6 +279,15 @@ impl Sa {
                 }
             }
         }
+    }
+
+    /// Refuses a request without a look at it.
+    pub(super) fn refuse(&mut self, mad: &MadReceived, request: &SaMad, status: MadStatus) {
+        let mut response = request.response(status);
+        response.rmpp = RmppHeader::default();
+        response.sm_key = 0;
+        response.attr_offset = 0;
+        self.out.push_back(mad.reply(Box::new(response.emit())));
     }
 
     /// Tells subscribers of groups that came and went.
