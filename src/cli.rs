@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fabric::link::udp::Cidr;
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -38,6 +39,8 @@ pub enum Command {
     Resolve(Resolve),
     /// Ping over a fabric from an IP stack of its own: no privileges, no network device
     Ping(Ping),
+    /// Break something on a running fabric, and mend it: links, subnet manager, SA, P_Keys, LIDs, prefix
+    Fault(Fault),
     /// Run one of the infiniband-diags (ibnetdiscover, saquery, perfquery, ...) at a node of a running fabric
     Diag(Diag),
 }
@@ -175,7 +178,7 @@ pub struct Show {
 }
 
 /// Topics of `ipoib show`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShowWhat {
     /// State, addresses, MTU
@@ -251,6 +254,151 @@ pub struct Ping {
     /// Partition, such as 0x8001
     #[arg(long, value_name = "P_KEY", value_parser = parse_pkey)]
     pub pkey: Option<PKey>,
+}
+
+/// `ipoib fault`
+#[derive(Debug, Args)]
+pub struct Fault {
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Which fabric
+    #[command(flatten)]
+    pub target: Target,
+    /// What to break
+    #[command(subcommand)]
+    pub what: FaultWhat,
+}
+
+/// What to break, or mend.
+#[derive(Clone, Debug, PartialEq, Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FaultWhat {
+    /// The link of a port, in both directions
+    Link(LinkFault),
+    /// The embedded subnet manager
+    Sm {
+        /// stop: at once and without a word; start: with the LIDs that it gave before
+        action: SmAction,
+    },
+    /// Answers of the embedded manager's SA
+    Sa {
+        /// How they are broken
+        #[command(subcommand)]
+        fault: SaFaultArgs,
+    },
+    /// The P_Key table of a port, whatever the partitions say
+    Pkey {
+        /// Name or GUID
+        node: String,
+        /// Of a channel adapter with several
+        #[arg(long)]
+        port: Option<u8>,
+        /// The keys in their order, such as 0xffff 0x8001; without any, the partitions decide again
+        #[arg(value_name = "KEY", value_parser = |s: &str| parse_pkey(s).map(|key| key.0))]
+        keys: Vec<u16>,
+    },
+    /// Give a port another LID
+    Lid {
+        /// Name or GUID
+        node: String,
+        /// From 1 to 49151
+        lid: u16,
+        /// Of a channel adapter with several
+        #[arg(long)]
+        port: Option<u8>,
+    },
+    /// Give the subnet another GID prefix
+    Prefix {
+        /// Such as fec0:0:0:1:: or 0xfec0000000000001
+        #[arg(value_parser = parse_prefix)]
+        prefix: u64,
+    },
+    /// What is broken now
+    List,
+}
+
+/// `ipoib fault link`
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+pub struct LinkFault {
+    /// Name or GUID of a node, or where a host comes from (ADDR:PORT)
+    pub node: String,
+    /// Number of the port
+    pub port: u8,
+    /// down, up; clear: up and no more faults
+    pub action: Option<LinkAction>,
+    /// Probability that a packet is lost: 0.05 or 5%
+    #[arg(long, value_name = "P", value_parser = parse_probability)]
+    pub loss: Option<f64>,
+    /// Probability that it arrives twice
+    #[arg(long, value_name = "P", value_parser = parse_probability)]
+    pub duplicate: Option<f64>,
+    /// Probability that the next one overtakes it
+    #[arg(long, value_name = "P", value_parser = parse_probability)]
+    pub reorder: Option<f64>,
+    /// Probability that it arrives with a wrong ICRC
+    #[arg(long, value_name = "P", value_parser = parse_probability)]
+    pub corrupt: Option<f64>,
+    /// All arrive so many milliseconds later
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=60_000))]
+    pub delay: Option<u32>,
+    /// The same seed and packets, the same faults
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+/// What becomes of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkAction {
+    /// Take it down
+    Down,
+    /// Let it come up
+    Up,
+    /// End all its faults
+    Clear,
+}
+
+/// What becomes of the subnet manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SmAction {
+    /// End it
+    Stop,
+    /// Start it
+    Start,
+}
+
+/// What becomes of requests to the SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaFaultArgs {
+    /// Do not answer
+    Drop {
+        /// So many requests; without it, all
+        #[arg(long)]
+        count: Option<u32>,
+    },
+    /// Answer later
+    Delay {
+        /// Milliseconds
+        #[arg(value_parser = clap::value_parser!(u32).range(..=60_000))]
+        ms: u32,
+        /// So many requests; without it, all
+        #[arg(long)]
+        count: Option<u32>,
+    },
+    /// Refuse
+    Status {
+        /// Status of the answers, such as 0x0100 (no resources) or 0x0200 (invalid request)
+        #[arg(value_parser = parse_status)]
+        code: u16,
+        /// So many requests; without it, all
+        #[arg(long)]
+        count: Option<u32>,
+    },
+    /// Answer as usual
+    Clear,
 }
 
 /// `udp://ADDR:PORT`
@@ -341,6 +489,42 @@ pub fn parse_pkey(s: &str) -> Result<PKey, String> {
     }
 }
 
+/// A probability: a number from 0 to 1, or in per cent.
+pub fn parse_probability(s: &str) -> Result<f64, String> {
+    let p = match s.strip_suffix('%') {
+        Some(s) => s.parse().map(|p: f64| p / 100.0),
+        None => s.parse(),
+    };
+    p.ok()
+        .filter(|p| (0.0..=1.0).contains(p))
+        .ok_or_else(|| format!("{s:?} is not a probability from 0 to 1, or from 0% to 100%"))
+}
+
+/// The upper half of a GID, as an IPv6 prefix or in hexadecimal.
+pub fn parse_prefix(s: &str) -> Result<u64, String> {
+    let prefix = match s.parse::<std::net::Ipv6Addr>() {
+        Ok(ip) => {
+            let [prefix, rest] = [64, 0].map(|shift| (ip.to_bits() >> shift) as u64);
+            (rest == 0).then_some(prefix)
+        }
+        Err(_) => hex(s),
+    };
+    // Not multicast (IBA 4.1.1).
+    prefix
+        .filter(|prefix| *prefix != 0 && prefix >> 56 != 0xff)
+        .ok_or_else(|| {
+            format!("{s:?} is not a GID prefix, such as fec0:0:0:1:: or 0xfec0000000000001")
+        })
+}
+
+/// Status of a MAD, in hexadecimal.
+pub fn parse_status(s: &str) -> Result<u16, String> {
+    let status = hex(s).and_then(|n| u16::try_from(n).ok());
+    status
+        .filter(|status| *status != 0)
+        .ok_or_else(|| format!("{s:?} is not a status: hexadecimal, not 0"))
+}
+
 /// A queue pair number, decimal or 0x-hexadecimal.
 pub fn parse_qpn(s: &str) -> Result<Qpn, String> {
     let number = if s.starts_with("0x") {
@@ -380,6 +564,19 @@ mod tests {
         assert_eq!(parse_qpn("0x48"), Ok(Qpn(0x48)));
         assert_eq!(parse_qpn("72"), Ok(Qpn(72)));
         assert!(parse_qpn("1").is_err() && parse_qpn("0xffffff").is_err());
+        assert_eq!(parse_probability("2.5%"), Ok(0.025));
+        assert_eq!(parse_probability("1"), Ok(1.0));
+        for bad in ["1.1", "-0.1", "101%", "NaN", "x"] {
+            assert!(parse_probability(bad).is_err(), "{bad}");
+        }
+        let prefix = Ok(0xfec0_0000_0000_0001);
+        assert_eq!(parse_prefix("fec0:0:0:1::"), prefix);
+        assert_eq!(parse_prefix("0xfec0000000000001"), prefix);
+        for bad in ["fec0::1", "0", "ff12::", "x"] {
+            assert!(parse_prefix(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_status("0x0300"), Ok(0x300));
+        assert!(parse_status("0").is_err() && parse_status("10000").is_err());
         assert!(
             "127.0.0.1:1".parse::<UdpUrl>().is_err()
                 && "udp://localhost:1".parse::<UdpUrl>().is_err()

@@ -1,6 +1,6 @@
 //! `ipoib fabric`: a software subnet in the foreground.
 
-use crate::cli::{FabricArgs, ShowWhat, SmChoice, UdpUrl, parse_guid};
+use crate::cli::{FabricArgs, FaultWhat, ShowWhat, SmChoice, UdpUrl, parse_guid};
 use crate::config::{self, FabricFile};
 use crate::control::{self, FABRIC_PREFIX, Handler};
 use crate::opensm::{OpenSm, Umad};
@@ -176,6 +176,7 @@ fn reread(path: &Path, subnet: &Subnet) {
                     ..manager.sm.config().clone()
                 };
                 manager.sm.reconfigure(now, config);
+                manager.port.pump(&mut manager.sm);
             });
             tracing::info!(file = %path.display(), "partitions read again");
         }
@@ -317,6 +318,12 @@ impl Handler for Asked {
 
     fn resolve(&self, _ip: IpAddr) -> Result<Value, String> {
         Err("this is a fabric; ask an interface (`ipoib show` lists what runs)".into())
+    }
+
+    fn fault(&self, what: FaultWhat) -> Result<Value, String> {
+        self.subnet
+            .fault(what)
+            .map_err(|error| format!("{error:#}"))
     }
 
     fn umad(&self) -> Result<Umad, String> {

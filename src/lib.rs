@@ -7,6 +7,7 @@ pub mod control;
 pub mod decode;
 pub mod demo;
 pub mod fabric_command;
+pub mod fault;
 pub mod linux;
 pub mod machines;
 pub mod node;

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Command::Decode(args) => ipoib::decode::run(&args),
         Command::Resolve(args) => ipoib::resolve::run(&args),
         Command::Ping(args) => ipoib::ping::run(args),
+        Command::Fault(args) => ipoib::fault::run(&args),
         Command::Diag(args) => ipoib::opensm::diag(&args),
     };
     result.unwrap_or_else(|error| {

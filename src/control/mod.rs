@@ -12,7 +12,7 @@ mod tests;
 pub use client::{Answer, Instance, ask, find, open, running};
 pub use server::{Handler, Server};
 
-use crate::cli::ShowWhat;
+use crate::cli::{FaultWhat, ShowWhat};
 use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags, fstat, open as open_file};
 use rustix::process::geteuid;
@@ -24,7 +24,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// What may be asked: `{"show":"link"}`, `{"resolve":"10.77.0.2"}`, `{"capture":{"count":10}}`, `"captured"`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Request {
     /// A topic of `ipoib show`.
@@ -33,6 +33,8 @@ pub enum Request {
     Resolve(IpAddr),
     /// How programs on libumad2sim reach a fabric: [`Umad`](crate::opensm::Umad).
     Umad,
+    /// A fault of a fabric.
+    Fault(FaultWhat),
     /// What passes the link, from now on.
     Capture {
         /// Frames after which it ends.

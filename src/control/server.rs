@@ -1,7 +1,7 @@
 //! The side of the running program.
 
 use super::{Captured, Request, Response};
-use crate::cli::ShowWhat;
+use crate::cli::{FaultWhat, ShowWhat};
 use crate::opensm::Umad;
 use crossbeam_channel::RecvTimeoutError;
 use fabric::link::capture::Tap;
@@ -52,6 +52,13 @@ pub trait Handler: Send + Sync {
     /// In words: it is none.
     fn umad(&self) -> Result<Umad, String> {
         Err("this is an interface; the diagnostics run on a fabric".into())
+    }
+    /// Breaks something, mends it, or tells what is broken.
+    ///
+    /// # Errors
+    /// In words: why not.
+    fn fault(&self, _what: FaultWhat) -> Result<Value, String> {
+        Err("this is an interface; faults are those of a fabric".into())
     }
     /// Where packets can be captured, if they can.
     fn tap(&self) -> Option<Arc<Tap>>;
@@ -250,6 +257,7 @@ fn serve(shared: &Shared, stream: &mut UnixStream) -> io::Result<()> {
             Ok(umad) => Ok(serde_json::to_value(umad)?),
             Err(error) => Err(error),
         },
+        Ok(Request::Fault(what)) => shared.handler.fault(what),
         Ok(Request::Captured) => Ok(serde_json::to_value(*shared.captures.last.lock())?),
         Ok(Request::Capture { count }) => match shared.handler.tap() {
             Some(tap) => return capture(&shared.captures, &tap, count, stream),

@@ -121,9 +121,9 @@ pub(crate) fn lid(of: &Value, key: &str) -> String {
 /// A count that only matters when it is not 0.
 pub(crate) fn nonzero(of: &Value, key: &str) -> String {
     of[key]
-        .as_u64()
-        .filter(|n| *n > 0)
-        .map_or(String::new(), |n| n.to_string())
+        .as_f64()
+        .filter(|n| *n > 0.0)
+        .map_or(String::new(), |_| of[key].to_string())
 }
 
 /// Milliseconds as people say them.

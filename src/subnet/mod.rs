@@ -2,6 +2,8 @@
 //! process or by UDP.
 
 mod control;
+mod faults;
+mod late;
 mod newcomers;
 mod nodes;
 mod site;
@@ -19,6 +21,7 @@ use fabric::sm::runner::SmPort;
 use fabric::sm::{SmConfig, SubnetManager};
 use fabric::switch::Switch;
 use fabric::topology::{NodeKind, Topology};
+use late::Late;
 use newcomers::{Event, Newcomers};
 use nodes::SubnetNode;
 use parking_lot::Mutex;
@@ -35,8 +38,19 @@ const MAX_SOURCES: usize = 4096;
 /// A running subnet. Dropping it ends its threads.
 pub struct Subnet {
     site: Arc<Site>,
-    sm: Option<Running<Manager>>,
+    /// The embedded subnet manager, if there is to be one.
+    sm: Option<Mutex<Managed>>,
+    /// Ports of switches whose links were broken by another name than the switch's.
+    named: Mutex<HashMap<(String, u8), SwitchPort>>,
     _control: Running<Controls>,
+    _late: Running<Late>,
+}
+
+/// The embedded subnet manager and what starts it again.
+struct Managed {
+    at: Arc<dyn ManagementPort>,
+    config: SmConfig,
+    running: Option<Running<Manager>>,
 }
 
 impl Subnet {
@@ -56,7 +70,10 @@ impl Subnet {
     pub fn with_topology(topology: &Topology, sm: Option<SmConfig>) -> anyhow::Result<Subnet> {
         let (control_in, control_out) = queues::<Controls>();
         let tap = Arc::new(Tap::default());
-        let (nodes, controls) = SubnetNode::all(topology, &control_in, &tap);
+        let (late, late_out) = queues::<Late>();
+        let late = spawn("ipoib-late", late, late_out, Late::default())
+            .context("cannot start a thread")?;
+        let (nodes, controls) = SubnetNode::all(topology, &control_in, &tap, late.inbox());
         // Before there are cables, because each of them tells two nodes that it came up.
         let control = spawn("ipoib-nodes", control_in, control_out, controls)
             .context("cannot start a thread")?;
@@ -67,15 +84,21 @@ impl Subnet {
                 let first = kinds.clone().position(|kind| kind == NodeKind::Switch);
                 let node = site.nodes.get(first.unwrap_or(0));
                 let port = node.and_then(SubnetNode::management);
-                let port = port.context("a subnet manager needs a node")?;
-                Some(start_manager(&*port, config)?)
+                let at = port.context("a subnet manager needs a node")?;
+                Some(Mutex::new(Managed {
+                    running: Some(start_manager(&*at, config.clone())?),
+                    at,
+                    config,
+                }))
             }
             None => None,
         };
         Ok(Subnet {
             site: Arc::new(site),
             sm,
+            named: Mutex::default(),
             _control: control,
+            _late: late,
         })
     }
 
@@ -177,9 +200,10 @@ impl Subnet {
         nodes.filter_map(|node| Some((node.name.as_str(), node.switch()?)))
     }
 
-    /// The subnet manager's queues, if there is one here.
-    pub fn manager(&self) -> Option<&Inbox<Manager>> {
-        self.sm.as_ref().map(Running::inbox)
+    /// The subnet manager's queues, if one runs here.
+    pub fn manager(&self) -> Option<Inbox<Manager>> {
+        let sm = self.sm.as_ref()?.lock();
+        sm.running.as_ref().map(|running| running.inbox().clone())
     }
 
     /// Where packets can be captured: at every port of the switches as they go, and as they come where the other side is no switch.

@@ -1,9 +1,11 @@
 //! The nodes of a subnet, their cables, and which host is where.
 
-use super::nodes::{self, SubnetNode};
+use super::nodes::{self, Plane, SubnetNode};
+use crate::cli::parse_guid;
 use fabric::link::capture::Tap;
 use fabric::link::local::LocalCable;
 use fabric::link::{Link, LinkSink};
+use fabric::node::ManagementPort;
 use fabric::topology::{NodeKind, Topology};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -137,8 +139,8 @@ impl Site {
             None => self.free(&hosts).ok_or(Refusal::Full(guid))?,
         };
         let node = &self.nodes[at.node];
-        let sink = node.sink(at.port, true).ok_or(Refusal::Full(guid))?;
-        node.attach(at.port, self.tap.link(link(&sink)));
+        let sink = node.sink(at.port).ok_or(Refusal::Full(guid))?;
+        node.attach(at.port, link(&sink), &self.tap);
         hosts.insert(at, Host { guid, who });
         Ok(Attached { at, sink })
     }
@@ -173,9 +175,28 @@ impl Site {
         let guid = hosts.remove(&at).and_then(|host| host.guid);
         if let Some(place) = guid.and_then(|guid| self.places.get(&guid)) {
             let cable = &self.cables[place.cable];
-            node.attach(at.port, self.tap.link(cable.end(place.end)));
+            node.attach(at.port, cable.end(place.end), &self.tap);
             cable.join();
         }
+    }
+
+    /// The port of a switch that the topology has at the other end of this port of a channel adapter.
+    pub(super) fn across(&self, node: usize, port: u8) -> Option<SwitchPort> {
+        let Plane::Ca(ports) = &self.nodes.get(node)?.plane else {
+            return None;
+        };
+        let guid = ports.get(&port)?.attributes().gid().guid();
+        Some(self.places.get(&guid)?.at)
+    }
+
+    /// Where a host is attached, by its GUID or where it comes from.
+    pub(super) fn host(&self, name: &str) -> Option<SwitchPort> {
+        let guid = parse_guid(name).ok();
+        let hosts = self.hosts.lock();
+        let host = hosts
+            .iter()
+            .find(|(_, host)| host.who == name || guid.is_some() && host.guid == guid);
+        host.map(|(at, _)| *at)
     }
 
     /// Name of the switch.

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod failures;
+mod faults;
 mod guest;
 mod interface;
 mod kernel;

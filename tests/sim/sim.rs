@@ -158,6 +158,7 @@ impl Sim {
             loss,
             duplicate,
             reorder,
+            ..FaultConfig::NONE
         });
     }
 

@@ -1,0 +1,308 @@
+//! Breaking things on purpose, and mending them.
+
+use super::site::SwitchPort;
+use super::{Managed, Subnet, start_manager};
+use crate::cli::{FaultWhat, LinkAction, LinkFault, SaFaultArgs, SmAction, parse_guid};
+use crate::machines::Manager;
+use anyhow::{Context, bail};
+use fabric::link::fault::{FaultConfig, FaultCounters, FaultLink};
+use fabric::sm::{NodeView, PortView, SaFault, SmConfig, SubnetManager};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wire::mad::MadStatus;
+use wire::{Guid, Lid, PKey};
+
+/// Names in an error message.
+const MAX_NAMES: usize = 20;
+
+impl Subnet {
+    /// Breaks something, mends it, or tells what is broken. The answer is null, or the list.
+    ///
+    /// # Errors
+    /// There is no such thing; the message names what there is.
+    pub fn fault(&self, what: FaultWhat) -> anyhow::Result<Value> {
+        match what {
+            FaultWhat::Link(fault) => self.break_link(&fault)?,
+            FaultWhat::Sm { action } => self.managed()?.lock().set(action)?,
+            FaultWhat::Sa { fault } => {
+                let (fault, count) = sa_fault(fault);
+                self.with_manager(move |sm, _| {
+                    sm.set_sa_fault(fault, count);
+                    Ok(())
+                })?;
+            }
+            FaultWhat::Pkey { node, port, keys } => self.with_manager(move |sm, now| {
+                let guid = end_port(&sm.nodes(), &node, port)?.guid;
+                let mut config = sm.config().clone();
+                match keys.is_empty() {
+                    true => config.pkey_tables.remove(&guid),
+                    false => {
+                        let keys = keys.into_iter().map(PKey).collect();
+                        config.pkey_tables.insert(guid, keys)
+                    }
+                };
+                sm.reconfigure(now, config);
+                Ok(())
+            })?,
+            FaultWhat::Lid { node, lid, port } => self.with_manager(move |sm, now| {
+                let guid = end_port(&sm.nodes(), &node, port)?.guid;
+                Ok(sm.move_lid(now, guid, Lid(lid))?)
+            })?,
+            FaultWhat::Prefix { prefix } => self.with_manager(move |sm, now| {
+                let config = SmConfig {
+                    subnet_prefix: prefix,
+                    ..sm.config().clone()
+                };
+                sm.reconfigure(now, config);
+                Ok(())
+            })?,
+            FaultWhat::List => return Ok(self.faults()),
+        }
+        Ok(Value::Null)
+    }
+
+    fn managed(&self) -> anyhow::Result<&parking_lot::Mutex<Managed>> {
+        let sm = self.sm.as_ref();
+        sm.context("this fabric has no embedded subnet manager (--sm embedded), only links can be broken here")
+    }
+
+    /// Does something to the manager, on its thread.
+    fn with_manager(
+        &self,
+        f: impl FnOnce(&mut SubnetManager, Instant) -> anyhow::Result<()> + Send + 'static,
+    ) -> anyhow::Result<()> {
+        self.managed()?;
+        let manager = self
+            .manager()
+            .context("the subnet manager is stopped; `ipoib fault sm start` starts it")?;
+        let done = manager.call(|manager, now| {
+            let done = f(&mut manager.sm, now);
+            manager.port.pump(&mut manager.sm);
+            done
+        });
+        done.context("the fabric is about to end")?
+    }
+
+    fn break_link(&self, fault: &LinkFault) -> anyhow::Result<()> {
+        let at = self.find_link(&fault.node, fault.port)?;
+        let link = self.fault_link(at).context("no such port")?;
+        if fault.action == Some(LinkAction::Clear) {
+            link.set(FaultConfig::NONE, None);
+        }
+        let ms = |ms: u32| Duration::from_millis(ms.into());
+        let old = link.config();
+        let config = FaultConfig {
+            loss: fault.loss.unwrap_or(old.loss),
+            duplicate: fault.duplicate.unwrap_or(old.duplicate),
+            reorder: fault.reorder.unwrap_or(old.reorder),
+            corrupt: fault.corrupt.unwrap_or(old.corrupt),
+            delay: fault.delay.map_or(old.delay, ms),
+        };
+        if fault.action.is_none() && fault.seed.is_none() && config == old {
+            bail!(
+                "say what to do to the link: down, up, clear, --loss, --duplicate, --reorder, --corrupt, --delay or --seed"
+            );
+        }
+        link.set(config, fault.seed);
+        match fault.action {
+            Some(LinkAction::Down) => link.set_down(true),
+            Some(LinkAction::Up | LinkAction::Clear) => link.set_down(false),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn fault_link(&self, at: SwitchPort) -> Option<&Arc<FaultLink>> {
+        let port = self.site.nodes.get(at.node)?.switch_port(at.port)?;
+        Some(&port.faults)
+    }
+
+    /// The port of a switch at which a link can be broken, by either of its ends.
+    fn find_link(&self, name: &str, port: u8) -> anyhow::Result<SwitchPort> {
+        let guid = parse_guid(name).ok();
+        let nodes = &self.site.nodes;
+        let is = |node: Guid| guid == Some(node);
+        if let Some(node) = nodes.iter().position(|n| n.name == name || is(n.guid)) {
+            let (found, ports) = match nodes[node].switch() {
+                Some(switch) => (Some(SwitchPort { node, port }), switch.ports()),
+                None => (self.site.across(node, port), u8::MAX),
+            };
+            let found = found.filter(|at| self.fault_link(*at).is_some());
+            return found.with_context(|| match nodes[node].switch() {
+                Some(_) => format!("{name} has the ports 1 to {ports}"),
+                None => format!("{name} has no port {port} with a link to a switch"),
+            });
+        }
+        let at_host = || self.site.host(name).filter(|_| port == 1);
+        let known = || self.named.lock().get(&(name.to_owned(), port)).copied();
+        let views = self.manager().and_then(|m| m.call(|m, _| m.sm.nodes()));
+        let views = views.unwrap_or_default();
+        let seen = || {
+            let view = views.iter().find(|view| is_named(view, name))?;
+            let end = view.ports.iter().find(|p| p.number == port)?.link?;
+            let node = nodes.iter().position(|n| n.guid == end.guid)?;
+            let port = end.port;
+            Some(SwitchPort { node, port })
+        };
+        let Some(at) = at_host().or_else(seen).or_else(known) else {
+            if let Some(view) = views.iter().find(|view| is_named(view, name)) {
+                let ports = view.ports.iter().filter(|port| port.link.is_some());
+                let ports: Vec<String> = ports.map(|port| port.number.to_string()).collect();
+                bail!(
+                    "{name} has no link at port {port}; ports with links: {}",
+                    list(ports)
+                );
+            }
+            let own = nodes.iter().map(|node| node.name.clone());
+            let foreign = views
+                .iter()
+                .filter(|v| !nodes.iter().any(|n| n.guid == v.guid));
+            let hosts = self.attached().into_iter().map(|(_, _, who)| who);
+            let names = own
+                .chain(foreign.map(|view| view.description.clone()))
+                .chain(hosts);
+            bail!("no node {name:?}; there are: {}", list(names));
+        };
+        // While the link is down nobody can tell who is at its other end.
+        self.named.lock().insert((name.to_owned(), port), at);
+        Ok(at)
+    }
+
+    /// What is broken now.
+    fn faults(&self) -> Value {
+        let nodes = self.site.nodes.iter().enumerate();
+        let ports = nodes.flat_map(|(node, n)| {
+            let ports = n.switch().map_or(0, |switch| switch.ports());
+            (1..=ports).map(move |port| SwitchPort { node, port })
+        });
+        let links: Vec<Value> = ports
+            .filter_map(|at| {
+                let link = self.fault_link(at)?;
+                let config = link.config();
+                let broken = link.is_down() || config != FaultConfig::NONE;
+                broken.then(|| {
+                    let counts = |c: &FaultCounters| {
+                        let met = c.values().into_iter().filter(|(_, n)| *n > 0);
+                        met.map(|(name, n)| (name.to_owned(), n.into()))
+                            .collect::<serde_json::Map<_, _>>()
+                    };
+                    let [sent, received] = link.with_counters(|ways| ways.map(counts));
+                    json!({
+                        "node": self.site.name(at), "port": at.port, "down": link.is_down(),
+                        "loss": config.loss, "duplicate": config.duplicate, "reorder": config.reorder,
+                        "corrupt": config.corrupt, "delay_ms": config.delay.as_millis() as u64,
+                        "sent": sent, "received": received,
+                    })
+                })
+            })
+            .collect();
+        let sm = match &self.sm {
+            None => "not embedded",
+            Some(sm) if sm.lock().running.is_some() => "running",
+            Some(_) => "stopped",
+        };
+        let more = self.manager().and_then(|manager| {
+            manager.call(|Manager { sm, .. }, _| {
+                let tables = sm.config().pkey_tables.iter();
+                let tables = tables.map(|(guid, keys)| {
+                    let keys: Vec<String> = keys.iter().map(PKey::to_string).collect();
+                    json!({ "guid": guid.to_string(), "pkeys": keys })
+                });
+                let sa = sm.sa_fault().map(|(fault, left)| {
+                    let fault = match fault {
+                        SaFault::Drop => "drop".into(),
+                        SaFault::Delay(delay) => format!("delay {} ms", delay.as_millis()),
+                        SaFault::Status(status) => format!("status 0x{:04x}", status.0),
+                    };
+                    json!({ "fault": fault, "left": left })
+                });
+                (sa, tables.collect::<Vec<_>>())
+            })
+        });
+        let (sa, tables) = more.unwrap_or_default();
+        json!({ "links": links, "sm": sm, "sa": sa, "pkey_tables": tables })
+    }
+}
+
+impl Managed {
+    fn set(&mut self, action: SmAction) -> anyhow::Result<()> {
+        match (action, self.running.take()) {
+            (SmAction::Stop, Some(running)) => {
+                let config = running.inbox().call(|Manager { sm, .. }, _| SmConfig {
+                    lid_map: sm.lid_map(),
+                    ..sm.config().clone()
+                });
+                self.config = config.context("the subnet manager has ended")?;
+                Ok(())
+            }
+            (SmAction::Stop, None) => bail!("the subnet manager is stopped already"),
+            (SmAction::Start, Some(running)) => {
+                self.running = Some(running);
+                bail!("the subnet manager runs already")
+            }
+            (SmAction::Start, None) => {
+                self.running = Some(start_manager(&*self.at, self.config.clone())?);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn sa_fault(args: SaFaultArgs) -> (Option<SaFault>, Option<u32>) {
+    match args {
+        SaFaultArgs::Drop { count } => (Some(SaFault::Drop), count),
+        SaFaultArgs::Delay { ms, count } => {
+            let delay = Duration::from_millis(ms.into());
+            (Some(SaFault::Delay(delay)), count)
+        }
+        SaFaultArgs::Status { code, count } => (Some(SaFault::Status(MadStatus(code))), count),
+        SaFaultArgs::Clear => (None, None),
+    }
+}
+
+fn list(names: impl IntoIterator<Item = String>) -> String {
+    let mut names: Vec<String> = names.into_iter().take(MAX_NAMES + 1).collect();
+    if names.len() > MAX_NAMES {
+        names[MAX_NAMES] = "...".into();
+    }
+    match names.is_empty() {
+        true => "none".into(),
+        false => names.join(", "),
+    }
+}
+
+fn is_named(view: &NodeView, name: &str) -> bool {
+    let guid = parse_guid(name).ok();
+    view.description == name
+        || guid.is_some_and(|guid| guid == view.guid || view.ports.iter().any(|p| p.guid == guid))
+}
+
+/// The end port that a name and perhaps a number mean.
+fn end_port<'a>(
+    views: &'a [NodeView],
+    name: &str,
+    number: Option<u8>,
+) -> anyhow::Result<&'a PortView> {
+    let mut named = views.iter().filter(|view| is_named(view, name));
+    let Some(view) = named.next() else {
+        let names = views.iter().map(|view| view.description.clone());
+        bail!("no node {name:?}; there are: {}", list(names));
+    };
+    if named.next().is_some() {
+        bail!("several nodes are called {name:?}; give the GUID of one");
+    }
+    let guid = parse_guid(name).ok();
+    let ports: Vec<&PortView> = view.ports.iter().filter(|port| port.guid.0 != 0).collect();
+    let is_meant = |port: &&&PortView| match number {
+        Some(number) => port.number == number,
+        None => ports.len() == 1 || Some(port.guid) == guid,
+    };
+    ports.iter().find(is_meant).copied().with_context(|| {
+        let numbers = ports.iter().map(|port| port.number.to_string());
+        format!(
+            "{name} has the end ports {}; choose one with --port",
+            list(numbers)
+        )
+    })
+}

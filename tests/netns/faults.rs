@@ -1,0 +1,124 @@
+//! `ipoib fault`: each command once, on a running subnet.
+
+use crate::subnet::{Background, IPOIB, Subnet, run, succeed, wait_until, words};
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+
+impl Subnet {
+    /// `ipoib fault LINE`.
+    fn try_fault(&self, line: &str) -> Output {
+        let fabric = format!("fabric@{}", self.port());
+        run(Command::new(IPOIB)
+            .args(["fault", "--json", "--on", &fabric])
+            .args(line.split_whitespace()))
+    }
+
+    #[track_caller]
+    fn fault(&self, line: &str) {
+        let output = self.try_fault(line);
+        assert!(output.status.success(), "{line}: {}", words(&output));
+    }
+
+    fn faults(&self) -> Value {
+        serde_json::from_slice(&self.try_fault("list").stdout).unwrap()
+    }
+
+    fn guid(&self, host: u32) -> String {
+        let gid: std::net::Ipv6Addr = self.gid(host).parse().unwrap();
+        format!("{:016x}", gid.to_bits() as u64)
+    }
+
+    /// Lost packets of a ping that another thing happens to in between.
+    fn lost(&self, line: &str, during: impl FnOnce()) -> u32 {
+        let mut ping = self.on(1, line);
+        ping.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut ping = Background(ping.spawn().unwrap());
+        during();
+        let mut text = String::new();
+        let mut out = ping.0.stdout.take().unwrap();
+        std::io::Read::read_to_string(&mut out, &mut text).unwrap();
+        ping.0.wait().unwrap();
+        let numbers = text
+            .lines()
+            .find(|line| line.contains(" packets transmitted"));
+        let numbers = numbers.unwrap_or_else(|| panic!("no summary in {text}"));
+        let mut numbers = numbers
+            .split(", ")
+            .map(|part| part.split(' ').next().unwrap());
+        let mut next = || numbers.next().unwrap().parse::<u32>().unwrap();
+        next() - next()
+    }
+}
+
+#[test]
+fn link_down_and_up() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    subnet.wait_reaches(1, "10.77.0.2");
+    let (gid, guid) = (subnet.gid(2), subnet.guid(2));
+    assert!(subnet.is_member(&gid));
+    subnet.fault(&format!("link {guid} 1 down"));
+    let faults = subnet.faults();
+    assert_eq!(faults["links"][0]["down"], true, "{faults}");
+    assert_eq!(faults["links"][0]["node"], "switch");
+    let carrier = || subnet.ip(2, "-o link show dev ib0");
+    wait_until("no carrier", carrier, |link| !link.contains("LOWER_UP"));
+    assert!(!subnet.is_member(&gid), "the manager has not forgotten it");
+    // By the same name, though nobody sees any more who is there.
+    subnet.fault(&format!("link {guid} 1 up"));
+    wait_until("carrier", carrier, |link| link.contains("LOWER_UP"));
+    subnet.wait_reaches(1, "10.77.0.2");
+    subnet.wait_reaches(2, "fd77::1");
+    assert_eq!(subnet.faults()["links"], Value::Array(vec![]));
+}
+
+#[test]
+fn another_lid_while_two_hosts_ping() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    subnet.wait_reaches(1, "10.77.0.2");
+    for (host, lid) in [(2, 77), (1, 4711)] {
+        let line = format!("lid {} {lid}", subnet.guid(host));
+        let lost = subnet.lost("ping -n -i 0.02 -c 150 -W 1 10.77.0.2", || {
+            subnet.fault(&line);
+            wait_until(
+                "the new LID",
+                || subnet.show(host, "link")["lid"].clone(),
+                |l| *l == lid,
+            );
+        });
+        eprintln!("host {host} moved to LID {lid}: {lost} of 150 pings lost");
+        assert!(lost < 50, "{lost} of 150 lost");
+        assert!(subnet.reaches(1, "10.77.0.2") && subnet.reaches(2, "fd77::1"));
+    }
+    let paths = subnet.show(1, "path").to_string();
+    assert!(paths.contains("77"), "{paths}");
+    let taken = words(&subnet.try_fault(&format!("lid {} 4711", subnet.guid(2))));
+    assert!(
+        taken.contains("4711") && taken.contains(&subnet.guid(1)),
+        "{taken}"
+    );
+}
+
+#[test]
+fn no_packet_is_lost_while_the_manager_is_away() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    subnet.wait_reaches(1, "10.77.0.2");
+    subnet.wait_reaches(1, "fd77::2");
+    let lids = [1, 2].map(|host| subnet.show(host, "link")["lid"].clone());
+    let lost = subnet.lost("ping -n -i 0.02 -c 250 -W 1 10.77.0.2", || {
+        subnet.fault("sm stop");
+        assert_eq!(subnet.faults()["sm"], "stopped");
+        let again = words(&subnet.try_fault("sm stop"));
+        assert!(again.contains("stopped already"), "{again}");
+        // Three seconds of pings: two hosts talk as before.
+        assert_eq!(subnet.lost("ping -n -i 0.02 -c 150 -W 1 fd77::2", || ()), 0);
+        subnet.fault("sm start");
+    });
+    assert_eq!(lost, 0);
+    let gid = subnet.gid(2);
+    wait_until("memberships", || subnet.is_member(&gid), |member| *member);
+    assert_eq!(
+        lids,
+        [1, 2].map(|host| subnet.show(host, "link")["lid"].clone())
+    );
+    succeed(&mut subnet.on(1, "ping -n -c 20 -i 0.02 -W 1 10.77.0.2"));
+}
