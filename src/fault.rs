@@ -85,7 +85,7 @@ mod tests {
         });
         let text = render(&all);
         for part in [
-            "s     3     down   0.5   lost 7",
+            "s        3  down   0.5   lost 7",
             "stopped",
             "drop, the next 2",
             "0x01: 0xffff 0x8001",
