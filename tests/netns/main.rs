@@ -6,11 +6,13 @@
 // Here every failure to do something is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod failover;
 mod failures;
 mod faults;
 mod guest;
 mod interface;
 mod kernel;
+mod managers;
 mod scripts;
 mod subnet;
 mod traffic;

@@ -117,6 +117,13 @@ pub(crate) struct Subnet {
 }
 
 impl Subnet {
+    fn new() -> Subnet {
+        Subnet {
+            prefix: unique(),
+            place: tempfile::tempdir().unwrap(),
+        }
+    }
+
     /// Runs `up.sh`; none where that is not possible.
     pub(crate) fn up(hosts: u32) -> Option<Subnet> {
         Subnet::up_with(hosts, &[])
@@ -127,12 +134,30 @@ impl Subnet {
         if !possible() {
             return None;
         }
-        let subnet = Subnet {
-            prefix: unique(),
-            place: tempfile::tempdir().unwrap(),
-        };
+        let subnet = Subnet::new();
         succeed(subnet.script("up.sh").arg(hosts.to_string()).args(fabric));
         Some(subnet)
+    }
+
+    /// The same where the hosts come up by what `manage` does to the fabric, which it finds listening.
+    pub(crate) fn up_managed<T>(
+        hosts: u32,
+        fabric: &[&str],
+        manage: impl FnOnce(&Subnet) -> T,
+    ) -> Option<(Subnet, T)> {
+        if !possible() {
+            return None;
+        }
+        let subnet = Subnet::new();
+        let mut up = subnet.script("up.sh");
+        let up = up.arg(hosts.to_string()).args(fabric);
+        let mut up = Background(up.stdout(Stdio::null()).spawn().unwrap());
+        let listens = || std::fs::read_to_string(subnet.directory().join("fabric.url"));
+        let listens = || listens().unwrap_or_default();
+        wait_until("the fabric listens", listens, |url| url.ends_with('\n'));
+        let managers = manage(&subnet);
+        assert!(up.0.wait().unwrap().success(), "up.sh failed");
+        Some((subnet, managers))
     }
 
     /// The scripts' directory.
@@ -197,6 +222,17 @@ impl Subnet {
     /// `ipoib show fabric`.
     pub(crate) fn show_fabric(&self) -> serde_json::Value {
         self.ask("fabric", &format!("fabric@{}", self.port()))
+    }
+
+    /// A program on a node, by `ipoib diag`: did it succeed, and all that it said.
+    pub(crate) fn diag(&self, node: &str, line: &str) -> (bool, String) {
+        let mut diag = Command::new(IPOIB);
+        diag.args(["diag", "--on", node, "--fabric"])
+            .arg(format!("fabric@{}", self.port()))
+            .args(line.split_whitespace())
+            .current_dir(self.place.path());
+        let output = run(&mut diag);
+        (output.status.success(), words(&output))
     }
 
     /// Null where nobody answers.

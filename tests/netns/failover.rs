@@ -1,0 +1,239 @@
+//! Subnet managers that die, come and take over while IP traffic crosses the subnet.
+
+use crate::managers::{Manager, possible};
+use crate::subnet::{Background, Subnet, run, succeed, wait_until, words};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+use std::time::Instant;
+
+/// Two switches with two cables between them; a manager's place and a free port for a host at each.
+pub(crate) const TWO_SWITCHES: &str = r#"
+switchguid=0x200001
+Switch 4 "S1"
+[1] "S2"[1]
+[2] "S2"[2]
+[3] "M1"[1]
+
+switchguid=0x200002
+Switch 4 "S2"
+[1] "S1"[1]
+[2] "S1"[2]
+[3] "M2"[1]
+
+caguid=0x100010
+Ca 1 "M1"
+[1] "S1"[3]
+
+caguid=0x100020
+Ca 1 "M2"
+[1] "S2"[3]
+"#;
+
+/// A hundred echoes a second and a TCP stream from host 1 to host 2, which know the way already.
+struct Traffic {
+    ping: Child,
+    output: BufReader<std::process::ChildStdout>,
+    stream: Child,
+    _server: Background,
+    sent: u32,
+}
+
+impl Traffic {
+    fn start(subnet: &Subnet, seconds: u32) -> Traffic {
+        subnet.wait_reaches(1, "10.77.0.2");
+        let server = subnet
+            .on(2, "iperf3 -s -1")
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let _server = Background(server);
+        wait_until(
+            "iperf3 listens",
+            || succeed(&mut subnet.on(2, "ss -Hltn")),
+            |listening| listening.contains(":5201"),
+        );
+        let mut stream = subnet.on(
+            1,
+            &format!("iperf3 -c 10.77.0.2 -J -b 20M -l 8K -t {seconds}"),
+        );
+        let stream = stream.stdout(Stdio::piped()).spawn().unwrap();
+        let sent = seconds * 100;
+        let mut ping = subnet.on(1, &format!("ping -n -i 0.01 -W 5 -c {sent} 10.77.0.2"));
+        let mut ping = ping.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(ping.stdout.take().unwrap());
+        // What is to be done to the subnet is done after the first echoes came back.
+        for _ in 0..10 {
+            assert!(output.read_line(&mut String::new()).unwrap() > 0);
+        }
+        Traffic {
+            ping,
+            output,
+            stream,
+            _server,
+            sent,
+        }
+    }
+
+    /// It must not have ended: else it has not seen what it was to see.
+    #[track_caller]
+    fn runs(&mut self) {
+        assert_eq!(self.ping.try_wait().unwrap(), None, "the echoes ended");
+    }
+
+    /// Not one echo was lost, and the stream went through.
+    #[track_caller]
+    fn all_arrived(mut self) {
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).unwrap();
+        self.ping.wait().unwrap();
+        let stream = self.stream.wait_with_output().unwrap();
+        let stream: serde_json::Value = serde_json::from_slice(&stream.stdout).unwrap();
+        let summary = said.lines().rev().take(2).collect::<Vec<_>>();
+        eprintln!(
+            "{}; TCP: {} bytes sent, {} received, {} retransmits",
+            summary.join("; "),
+            stream["end"]["sum_sent"]["bytes"],
+            stream["end"]["sum_received"]["bytes"],
+            stream["end"]["sum_sent"]["retransmits"]
+        );
+        let all = format!("{0} packets transmitted, {0} received", self.sent);
+        assert!(said.contains(&all), "{said}");
+        assert!(stream["error"].is_null(), "{stream:#}");
+        // TCP on a busy machine sends again what was only late, and the last of it is under way at the end.
+        let bytes = |sum: &str| stream["end"][sum]["bytes"].as_u64().unwrap();
+        assert!(bytes("sum_received") > bytes("sum_sent") / 20 * 19);
+    }
+}
+
+/// Every group that a host is a full member of, with the host's GID. What it only sends to comes and goes.
+fn memberships(subnet: &Subnet) -> Vec<(String, String)> {
+    let of = |host| {
+        let gid = subnet.gid(host);
+        let full = |group: &&serde_json::Value| group["join_state"] == "FullMember";
+        let groups = wait_until(
+            "the groups are joined",
+            || subnet.show(host, "mcast"),
+            |groups| {
+                let mut full = groups.as_array().unwrap().iter().filter(full);
+                full.all(|group| group["state"] == "joined")
+            },
+        );
+        let mgid = |group: &serde_json::Value| group["mgid"].as_str().unwrap().to_owned();
+        let groups = groups.as_array().unwrap().iter().filter(full).map(mgid);
+        groups.map(|mgid| (mgid, gid.clone())).collect::<Vec<_>>()
+    };
+    [of(1), of(2)].concat()
+}
+
+/// The SA of whoever is master now knows them all. OpenSM tells members only to those who know its key, which is 1.
+#[track_caller]
+fn wait_restored(subnet: &Subnet, all: &[(String, String)]) {
+    for (mgid, gid) in all {
+        wait_until(
+            &format!("the membership of {gid} in {mgid}"),
+            || {
+                subnet.diag(
+                    "M2",
+                    &format!("saquery --smkey 1 MCMR --mgid {mgid} --gid {gid}"),
+                )
+            },
+            |(found, said)| *found && said.contains(gid),
+        );
+    }
+}
+
+fn lids(subnet: &Subnet) -> [serde_json::Value; 2] {
+    [1, 2].map(|host| subnet.show(host, "link")["lid"].clone())
+}
+
+/// A host of an IPv4 group, as long as it lives.
+fn join(subnet: &Subnet, host: u32) -> Background {
+    let join = format!(
+        "import socket,time\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\ns.setsockopt(socket.IPPROTO_IP,socket.IP_ADD_MEMBERSHIP,socket.inet_aton('239.1.2.3')+socket.inet_aton('10.77.0.{host}'))\ntime.sleep(600)"
+    );
+    succeed(&mut subnet.on(host, "sysctl -qw net.ipv4.icmp_echo_ignore_broadcasts=0"));
+    Background(subnet.on(host, "python3 -c").arg(join).spawn().unwrap())
+}
+
+/// Host 1 sends to the group, host 2 answers.
+#[track_caller]
+fn wait_multicast(subnet: &Subnet) {
+    wait_until(
+        "an answer from the group",
+        || words(&run(&mut subnet.on(1, "ping -n -c 1 -W 1 -I ib0 239.1.2.3"))),
+        |said| said.contains("from 10.77.0.2"),
+    );
+}
+
+fn topology() -> (tempfile::TempDir, String) {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("topology");
+    std::fs::write(&file, TWO_SWITCHES).unwrap();
+    let file = file.to_str().unwrap().to_owned();
+    (place, file)
+}
+
+/// Two of OpenSM: the master is killed, the other one takes over, the first comes back and is given the subnet again.
+#[test]
+fn master_killed() {
+    if !possible() {
+        return;
+    }
+    let (_place, file) = topology();
+    let fabric = ["--sm", "none", "--topology", &file];
+    let subnet = Subnet::up_managed(2, &fabric, |subnet| {
+        let first = Manager::start(subnet, "M1", 10);
+        first.wait_master();
+        let second = Manager::start(subnet, "M2", 5);
+        second.wait_standby();
+        (first, second)
+    });
+    let Some((subnet, (mut first, second))) = subnet else {
+        return;
+    };
+    let _member = join(&subnet, 2);
+    wait_multicast(&subnet);
+    let (all, before) = (memberships(&subnet), lids(&subnet));
+    wait_restored(&subnet, &all);
+
+    let mut traffic = Traffic::start(&subnet, 8);
+    let begin = Instant::now();
+    first.kill();
+    second.wait_master();
+    eprintln!(
+        "another master {:?} after the first was killed",
+        begin.elapsed()
+    );
+    wait_restored(&subnet, &all);
+    eprintln!(
+        "{} memberships restored after {:?}",
+        all.len(),
+        begin.elapsed()
+    );
+    traffic.runs();
+    traffic.all_arrived();
+    wait_multicast(&subnet);
+
+    let mut traffic = Traffic::start(&subnet, 6);
+    let begin = Instant::now();
+    let first = Manager::start(&subnet, "M1", 10);
+    first.wait_master();
+    second.wait_standby_again();
+    eprintln!(
+        "handed over {:?} after the start of a better one",
+        begin.elapsed()
+    );
+    wait_restored(&subnet, &all);
+    eprintln!(
+        "{} memberships restored after {:?}",
+        all.len(),
+        begin.elapsed()
+    );
+    traffic.runs();
+    traffic.all_arrived();
+    wait_multicast(&subnet);
+    subnet.wait_reaches(2, "fd77::1");
+    assert_eq!(lids(&subnet), before);
+    // The other one tells that the dead master did not answer.
+    first.no_errors();
+}
