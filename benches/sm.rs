@@ -1,14 +1,19 @@
-//! Subnet manager and SA at scale, beside each other in interleaved rounds: `cargo bench --bench sm [HCAS...]`.
+//! Subnet manager and SA at scale, in interleaved rounds, of which the medians are printed: `cargo bench --bench sm [HCAS...]`.
 //!
-//! The subnet is a two-level fat tree of scripted nodes that answer real SMPs in this process; its time counts in. Medians of the rounds.
-//! Another manager's figures for such subnets (OpenSM on the same fabric) go into a table beside these.
+//! First table: a two-level fat tree of scripted nodes that answer real SMPs on this thread; their time counts in. Second table: the same tree of
+//! the fabric's own switches and HCAs, with the embedded manager and with Debian's OpenSM (configured as `ipoib fabric` does it), each at the
+//! first switch; "sweep" is the time from the manager's start until all HCA ports are Active and the SA answers a client at one of them, which then
+//! asks for paths, 64 at a time.
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, missing_docs)]
 
 #[path = "../fabric/tests/sm/model.rs"]
 mod model;
+#[path = "sm/fabric.rs"]
+mod real;
 
 use fabric::sm::{Counter, RoutingEngine, SmConfig};
 use model::{MS, Model};
+use real::By;
 use std::time::{Duration, Instant};
 use verbs::MadReceived;
 use wire::ipoib::Scope;
@@ -18,6 +23,8 @@ use wire::mad::{AttrId, Method, SaMad};
 use wire::{Gid, Lid, PKey, Qpn, ServiceLevel};
 
 const ROUNDS: usize = 5;
+/// Of one client through the fabric.
+const CLIENT_QUERIES: u32 = 10_000;
 const QUERIES: usize = 100_000;
 
 /// Leaves with 18 hosts and 18 ways up each.
@@ -143,7 +150,7 @@ fn round(config: SmConfig, hosts: usize) -> Round {
     }
 }
 
-fn median<T: Ord + Copy>(rounds: &[Round], of: impl Fn(&Round) -> T) -> T {
+fn median<R, T: Ord + Copy>(rounds: &[R], of: impl Fn(&R) -> T) -> T {
     let mut values: Vec<T> = rounds.iter().map(of).collect();
     values.sort_unstable();
     values[values.len() / 2]
@@ -158,7 +165,7 @@ fn main() {
     };
     let up_down = RoutingEngine::UpDown { roots: Vec::new() };
     let configs: Vec<(&str, usize, SmConfig)> = sizes
-        .into_iter()
+        .iter()
         .flat_map(|hosts| {
             [
                 ("min-hop", RoutingEngine::MinHop),
@@ -169,12 +176,24 @@ fn main() {
                     routing,
                     ..SmConfig::default()
                 };
-                (name, hosts, config)
+                (name, *hosts, config)
             })
         })
         .collect();
     let mut rounds: Vec<Vec<Round>> = configs.iter().map(|_| Vec::new()).collect();
+    let missing = real::missing();
+    if let Some(package) = missing {
+        eprintln!("SKIPPED: no figures of OpenSM: the Debian package {package} is not installed");
+    }
+    let managers = [By::Embedded, By::OpenSm];
+    let managers = &managers[..if missing.is_none() { 2 } else { 1 }];
+    let mut real: Vec<[Vec<(Duration, Duration)>; 2]> = vec![Default::default(); sizes.len()];
     for _ in 0..ROUNDS {
+        for (&hosts, rounds) in sizes.iter().zip(&mut real) {
+            for (&by, rounds) in managers.iter().zip(rounds) {
+                rounds.push(real::round(by, &SmConfig::default(), hosts, CLIENT_QUERIES));
+            }
+        }
         for ((_, hosts, config), rounds) in configs.iter().zip(&mut rounds) {
             rounds.push(round(config.clone(), *hosts));
         }
@@ -190,5 +209,26 @@ fn main() {
             *hosts as f64 / median(rounds, |r| r.joins).as_secs_f64(),
             QUERIES as f64 / median(rounds, |r| r.queries).as_secs_f64(),
         );
+    }
+    println!("\nHCAs  manager   sweep ms  path queries/s of one client");
+    for ((&hosts, by), in_process) in sizes.iter().zip(&real).zip(rounds.chunks(2)) {
+        let figures = by[..managers.len()].iter().map(|rounds| {
+            let sweep = median(rounds, |r| r.0).as_secs_f64();
+            let queries = f64::from(CLIENT_QUERIES) / median(rounds, |r| r.1).as_secs_f64();
+            (sweep, queries)
+        });
+        let figures: Vec<(f64, f64)> = figures.collect();
+        for (name, (sweep, queries)) in ["embedded", "OpenSM"].iter().zip(&figures) {
+            println!("{hosts:4}  {name:8}  {:8.0}  {queries:8.0}", sweep * 1e3);
+        }
+        if let [own, opensm] = figures[..] {
+            let in_process = QUERIES as f64 / median(&in_process[0], |r| r.queries).as_secs_f64();
+            println!(
+                "{hosts:4}  embedded to OpenSM: sweep {:.1} times as fast, queries {:.1} times as many through the fabric, {:.1} times in process",
+                opensm.0 / own.0,
+                own.1 / opensm.1,
+                in_process / opensm.1
+            );
+        }
     }
 }
