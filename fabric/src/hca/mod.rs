@@ -25,8 +25,8 @@ use verbs::{
     AddressHandle, AhAttributes, MadAgent, MadHandler, Port, PortAttributes, PortEvent,
     PortEventHandler, ReceiveHandler, UdInit, UdQueuePair, UdReceive, VerbsError,
 };
-use wire::mad::MgmtClass;
 use wire::mad::attr::PortState;
+use wire::mad::{MadBytes, MgmtClass};
 use wire::packet::Packet;
 use wire::{Gid, Guid, MtuCode, Qpn};
 
@@ -381,6 +381,9 @@ impl ManagementPort for Hca {
     }
     fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
         Ok(register_umad(self.arc()?, handler))
+    }
+    fn query_sma(&self, mad: Box<MadBytes>) {
+        self.core.query_sma(mad);
     }
 }
 

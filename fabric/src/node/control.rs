@@ -23,6 +23,8 @@ pub enum NodeInput {
         /// The port it came in by; 0: from this node.
         ingress: u8,
     },
+    /// A Get for the agent of this node that needs no M_Key: see [`super::ManagementPort::query_sma`].
+    Query(MadReceived),
     /// The physical link of some port changed.
     LinkChanged,
     /// Data came in by this port, which was Armed.
@@ -108,6 +110,7 @@ impl<P: NodePlane> NodeControl<P> {
         match input {
             NodeInput::Mad { mad, .. } if mad.dest_qp == Qpn::GSI => self.performance(now, mad),
             NodeInput::Mad { mad, ingress } => self.smp(now, mad, ingress),
+            NodeInput::Query(mad) => self.query(mad),
             NodeInput::KeyViolation(violation) => self.key_violation(now, violation),
             NodeInput::DataOnArmed(port) => self.data_on_armed(port),
             NodeInput::Describe(text) => {
@@ -263,12 +266,7 @@ impl<P: NodePlane> NodeControl<P> {
             _ if smp.header.base_version != 1 || smp.header.class_version != 1 => {
                 (MadStatus::BAD_VERSION, smp.data)
             }
-            Method::GET | Method::SET => match self.extra.process(&self.plane, &smp) {
-                Some(answer) => answer,
-                None => self
-                    .sma
-                    .process(&smp, ingress, &self.plane.core().ports, &mut effects),
-            },
+            Method::GET | Method::SET => self.attribute(&smp, ingress, &mut effects),
             Method::TRAP_REPRESS => return self.traps.repress(smp.header.tid),
             // Report and Send ask for no answer.
             Method::REPORT | Method::SEND => return self.core().drops.count(DropReason::BadMethod),
@@ -298,6 +296,37 @@ impl<P: NodePlane> NodeControl<P> {
         for effect in effects {
             self.take_effect(now, effect);
         }
+    }
+
+    /// Status and content of the answer to a Get or Set.
+    fn attribute(
+        &mut self,
+        smp: &Smp,
+        ingress: u8,
+        effects: &mut Vec<Effect>,
+    ) -> (MadStatus, [u8; 64]) {
+        let ports = &self.plane.core().ports;
+        self.extra
+            .process(&self.plane, smp)
+            .unwrap_or_else(|| self.sma.process(smp, ingress, ports, effects))
+    }
+
+    fn query(&mut self, mad: MadReceived) {
+        let get = Smp::parse(&mad.mad[..]).filter(|smp| smp.header.method == Method::GET);
+        let Some(smp) = get else {
+            return self.core().drops.count(DropReason::BadMethod);
+        };
+        // A Get has no effects.
+        let (status, data) = self.attribute(&smp, 0, &mut Vec::new());
+        let answer = Smp {
+            data,
+            ..smp.response(status)
+        };
+        let mad = MadReceived {
+            mad: Box::new(answer.emit()),
+            ..mad
+        };
+        self.core().to_sm(mad);
     }
 
     fn take_effect(&mut self, now: Instant, effect: Effect) {

@@ -107,6 +107,11 @@ impl NodeCore {
         }
     }
 
+    /// See [`super::ManagementPort::query_sma`].
+    pub(crate) fn query_sma(&self, mad: Box<MadBytes>) {
+        self.to_control(NodeInput::Query(own_smp(mad, Lid::PERMISSIVE)));
+    }
+
     /// The physical link of a port came up or went down.
     pub(crate) fn link_changed(&self, port: u8, up: bool) {
         if self.ports[usize::from(port)].link_changed(up) {
@@ -331,6 +336,20 @@ pub fn smp_packet(mad: &MadBytes, slid: Lid, dlid: Lid, psn: Psn) -> Packet<'_> 
     mad_packet(lrh, PKey::DEFAULT_FULL, Qpn::SMI, psn, Deth::default(), mad)
 }
 
+/// An SMP of this very node as its control gets it.
+fn own_smp(mad: Box<MadBytes>, lid: Lid) -> MadReceived {
+    MadReceived {
+        slid: lid,
+        dlid: lid,
+        src_qp: Qpn::SMI,
+        dest_qp: Qpn::SMI,
+        sl: ServiceLevel(0),
+        p_key: PKey::DEFAULT_FULL,
+        grh: None,
+        mad,
+    }
+}
+
 /// Sends an SMP of the subnet manager, of the SMA's answers or of traps: begins its directed route or routes it by LID. `mad.dlid` of a
 /// directed-route response is the SLID of its request.
 pub(crate) fn send_smp(plane: &impl Plane, mut mad: MadSend) {
@@ -350,20 +369,7 @@ pub(crate) fn send_smp(plane: &impl Plane, mut mad: MadSend) {
             } else {
                 attributes.lid
             };
-            let (sl, p_key) = (Default::default(), PKey::DEFAULT_FULL);
-            core.smp_to_control(
-                MadReceived {
-                    slid: lid,
-                    dlid: lid,
-                    src_qp: Qpn::SMI,
-                    dest_qp: Qpn::SMI,
-                    sl,
-                    p_key,
-                    grh: None,
-                    mad: mad.mad,
-                },
-                0,
-            );
+            core.smp_to_control(own_smp(mad.mad, lid), 0);
         }
         Ok(route) => forward_smp(plane, &mad.mad, route),
         Err(reason) => core.drops.count(reason),

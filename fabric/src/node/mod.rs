@@ -39,7 +39,7 @@ pub(crate) use lanes::{Lanes, lane};
 
 use std::sync::Arc;
 use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};
-use wire::mad::MgmtClass;
+use wire::mad::{MadBytes, MgmtClass};
 
 /// The management interfaces of an end port (the port of an HCA; port 0 of a switch): what a subnet manager needs.
 pub trait ManagementPort: Send + Sync {
@@ -58,4 +58,7 @@ pub trait ManagementPort: Send + Sync {
     /// Registers what `ib_umad` is to a kernel: an agent that sends MADs of every class from QP0 and QP1, gets the responses that carry its
     /// number, all requests of QP1's classes, and requests with QP1's Q_Key to queue pairs that are not there.
     fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError>;
+    /// Asks the SMA of the node as its driver does: a Get, for which no M_Key is needed, and whose answer shows none. The answer goes to the
+    /// umad agent whose number is in the TID. What is no Get is dropped.
+    fn query_sma(&self, mad: Box<MadBytes>);
 }

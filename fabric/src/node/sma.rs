@@ -369,7 +369,7 @@ impl Sma {
         // o14-12.2.1: the answer to the Set keeps the bit, any other answer has it clear.
         info.client_reregister = reregister;
         let end = &self.end().info;
-        if end.m_key != smp.m_key && end.m_key_protect_bits == 1 {
+        if end.m_key != smp.m_key && end.m_key_protect_bits != 0 {
             info.m_key = 0;
         }
         put(data, &info.emit());

@@ -258,6 +258,8 @@ pub(crate) struct Star {
 }
 
 pub(crate) const SWITCH_LID: Lid = Lid(10);
+/// Nothing that a few changed bytes make by chance.
+pub(crate) const M_KEY: u64 = 0x0707_0707_0707_0707;
 
 impl Star {
     /// Connected, but nothing configured.
@@ -323,5 +325,56 @@ impl Star {
             sm.activate(net, path, 1);
         }
         star
+    }
+
+    /// Gives the HCA of LID 2 and the switch the [`M_KEY`], which the manager knows from then on.
+    pub(crate) fn protect(&mut self, level: u8) {
+        let Star { net, sm, .. } = self;
+        for (path, port) in [(&[1, 2][..], 1), (&[1], 0)] {
+            sm.set_port(net, path, port, |i| {
+                (i.m_key, i.m_key_protect_bits) = (M_KEY, level)
+            });
+        }
+        sm.m_key = M_KEY;
+    }
+
+    /// All that a manager can set at the HCA of LID 2 and at the switch.
+    pub(crate) fn state(&mut self) -> Vec<[u8; 64]> {
+        let Star { net, sm, .. } = self;
+        let mut all = Vec::new();
+        let mut get = |path: &[u8], attr, modifier| {
+            let answer = sm.directed(net, path, Method::GET, attr, modifier, &[]);
+            let mut data = answer.expect("an answer to who has the key").data;
+            if attr == AttrId::PORT_INFO {
+                // Violations count, and only they.
+                data[44..50].fill(0);
+            }
+            all.push(data);
+        };
+        for path in [&[1, 2][..], &[1]] {
+            let common = [
+                (AttrId::NODE_DESCRIPTION, 0),
+                (AttrId::NODE_INFO, 0),
+                (AttrId::GUID_INFO, 0),
+                (AttrId::PORT_INFO, 1),
+                (AttrId::P_KEY_TABLE, 0),
+                (AttrId::SL_TO_VL_MAPPING_TABLE, 0),
+                (AttrId::VL_ARBITRATION_TABLE, 1 << 16 | 1),
+                (AttrId::LED_INFO, 0),
+            ];
+            common
+                .into_iter()
+                .for_each(|(attr, modifier)| get(path, attr, modifier));
+        }
+        for (attr, modifier) in [
+            (AttrId::SWITCH_INFO, 0),
+            (AttrId::PORT_INFO, 0),
+            (AttrId::PORT_INFO, 2),
+            (AttrId::LINEAR_FORWARDING_TABLE, 0),
+            (AttrId::MULTICAST_FORWARDING_TABLE, 0),
+        ] {
+            get(&[1], attr, modifier);
+        }
+        all
     }
 }

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use tables::{Mft, NO_PORT, PortMask, SwitchTables};
 use verbs::{MadAgent, MadHandler, PortAttributes, VerbsError};
-use wire::mad::MgmtClass;
 use wire::mad::attr::PortState;
+use wire::mad::{MadBytes, MgmtClass};
 use wire::packet::Packet;
 use wire::{Gid, Guid, Lid, MtuCode, Qpn};
 
@@ -434,5 +434,8 @@ impl ManagementPort for Switch {
     }
     fn register_umad(&self, handler: Arc<dyn MadHandler>) -> Result<Box<dyn MadAgent>, VerbsError> {
         Ok(register_umad(self.arc()?, handler))
+    }
+    fn query_sma(&self, mad: Box<MadBytes>) {
+        self.core.query_sma(mad);
     }
 }

@@ -283,6 +283,8 @@ impl Sockets for Files {
 
     fn close(&mut self, id: u32) {
         self.data.remove(&id);
+        // The number may be another's before it is looked at.
+        self.dead.retain(|dead| *dead != id);
     }
 
     fn is_alive(&mut self, peer: &Peer) -> bool {
@@ -395,9 +397,7 @@ impl Loop {
                 files.dead.extend(dead);
             }
             while let Some(id) = self.files.dead.pop() {
-                tracing::info!(client = id, "umad: a client died");
-                self.counters.died.add(1);
-                self.core.gone(id, &mut self.files);
+                self.core.died(id, &mut self.files);
             }
         }
         Ok(())

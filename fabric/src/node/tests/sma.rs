@@ -495,56 +495,14 @@ fn protection_levels() {
     }
 }
 
-/// All that a manager can set at the HCA of LID 2 and at the switch.
-fn state(net: &mut Net, sm: &mut Manager) -> Vec<[u8; 64]> {
-    sm.m_key = 7;
-    let mut all = Vec::new();
-    let mut get = |path: &[u8], attr, modifier| {
-        let answer = sm.directed(net, path, Method::GET, attr, modifier, &[]);
-        let mut data = answer.expect("an answer to who has the key").data;
-        if attr == AttrId::PORT_INFO {
-            // Violations count, and only they.
-            data[44..50].fill(0);
-        }
-        all.push(data);
-    };
-    for path in [&[1, 2][..], &[1]] {
-        let common = [
-            (AttrId::NODE_DESCRIPTION, 0),
-            (AttrId::NODE_INFO, 0),
-            (AttrId::GUID_INFO, 0),
-            (AttrId::PORT_INFO, 1),
-            (AttrId::P_KEY_TABLE, 0),
-            (AttrId::SL_TO_VL_MAPPING_TABLE, 0),
-            (AttrId::VL_ARBITRATION_TABLE, 1 << 16 | 1),
-            (AttrId::LED_INFO, 0),
-        ];
-        common
-            .into_iter()
-            .for_each(|(attr, modifier)| get(path, attr, modifier));
-    }
-    for (attr, modifier) in [
-        (AttrId::SWITCH_INFO, 0),
-        (AttrId::PORT_INFO, 0),
-        (AttrId::PORT_INFO, 2),
-        (AttrId::LINEAR_FORWARDING_TABLE, 0),
-        (AttrId::MULTICAST_FORWARDING_TABLE, 0),
-    ] {
-        get(&[1], attr, modifier);
-    }
-    all
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn nothing_changes_without_the_m_key(mads in proptest::collection::vec((any_mad(), any::<bool>(), any::<bool>()), 1..40)) {
         let mut star = Star::up();
-        for (path, port) in [(&[1, 2][..], 1), (&[1], 0)] {
-            star.sm.set_port(&mut star.net, path, port, |i| (i.m_key, i.m_key_protect_bits) = (7, 2));
-        }
-        let before = state(&mut star.net, &mut star.sm);
+        star.protect(2);
+        let before = star.state();
         for (mad, to_switch, gsi) in &mads {
             let mut mad = *mad;
             mad[24] |= 1;
@@ -559,6 +517,6 @@ proptest! {
             }
             star.net.run();
         }
-        prop_assert_eq!(state(&mut star.net, &mut star.sm), before);
+        prop_assert_eq!(star.state(), before);
     }
 }
