@@ -6,6 +6,7 @@
 mod basic;
 mod chaos;
 mod failures;
+mod faults;
 mod host;
 mod net;
 mod partitions;

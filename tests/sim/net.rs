@@ -1,7 +1,7 @@
 //! What is between the nodes: virtual time, the queue of events, and links with faults.
 
 use crate::sim::{Input, MachineId};
-use fabric::link::fault::{FaultConfig, OwnedPacket};
+use fabric::link::fault::{FaultConfig, FaultCore, Output, OwnedPacket};
 use fabric::link::{Link, LinkSink};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -36,6 +36,10 @@ pub enum Event {
         to: usize,
         packet: OwnedPacket,
     },
+    /// A packet arrives broken at side `to`.
+    Broken { cable: CableId, to: usize },
+    /// Packets that a fault held up may leave side `side`.
+    Late { cable: CableId, side: usize },
     /// The link of side `to` comes up or goes down, unless the cable changed since.
     Link {
         cable: CableId,
@@ -108,6 +112,8 @@ struct Cable {
     epoch: u32,
     /// Packets of each direction stay in order, unless a fault changes it.
     last: [Instant; 2],
+    /// Of what each side sends, besides those of all links.
+    faults: [Option<FaultCore>; 2],
 }
 
 struct State {
@@ -148,6 +154,18 @@ impl Net {
     }
     pub fn set_faults(&self, faults: FaultConfig) {
         self.0.lock().faults = faults;
+    }
+    /// Faults of one cable, in both directions.
+    pub fn set_cable_faults(&self, cable: CableId, config: FaultConfig, seed: u64) {
+        let cores = &mut self.0.lock().cables[cable].faults;
+        for (core, seed) in cores.iter_mut().zip([seed, !seed]) {
+            core.get_or_insert_with(|| FaultCore::new(config, seed))
+                .set(config, Some(seed));
+        }
+    }
+    /// What a fault held up leaves if it is due.
+    pub fn release(&self, cable: CableId, side: usize) {
+        self.0.lock().release(cable, side);
     }
     pub fn carried(&self) -> u64 {
         self.0.lock().carried
@@ -192,6 +210,7 @@ impl Net {
             told: [false; 2],
             epoch: 0,
             last: [now; 2],
+            faults: [None, None],
         });
         state.cables.len() - 1
     }
@@ -288,9 +307,46 @@ impl Link for SimLink {
     fn transmit(&self, packets: &[Packet<'_>]) {
         let mut guard = self.net.0.lock();
         let state = &mut *guard;
-        let to = 1 - self.side;
+        if let Some(core) = &mut state.cables[self.cable].faults[self.side]
+            && !core.is_idle()
+        {
+            core.handle(state.now, packets);
+            return state.release(self.cable, self.side);
+        }
+        state.transmit(self.cable, self.side, packets);
+    }
+
+    fn port_state(&self, _state: PortState) {}
+}
+
+impl State {
+    fn release(&mut self, cable: CableId, side: usize) {
+        let now = self.now;
+        while let Some(core) = &mut self.cables[cable].faults[side] {
+            match core.poll_output(now) {
+                Some(Output::Whole(packet)) => self.transmit(cable, side, &[packet.as_packet()]),
+                Some(Output::Broken(_)) => self.push(
+                    now,
+                    Event::Broken {
+                        cable,
+                        to: 1 - side,
+                    },
+                ),
+                None => {
+                    let next = core.poll_timeout();
+                    return next
+                        .into_iter()
+                        .for_each(|at| self.push(at, Event::Late { cable, side }));
+                }
+            }
+        }
+    }
+
+    fn transmit(&mut self, cable: CableId, side: usize, packets: &[Packet<'_>]) {
+        let to = 1 - side;
+        let state = self;
         for packet in packets {
-            if !state.cables[self.cable].carries || state.random.chance(state.faults.loss) {
+            if !state.cables[cable].carries || state.random.chance(state.faults.loss) {
                 state.lost += 1;
                 continue;
             }
@@ -303,13 +359,13 @@ impl Link for SimLink {
                     // Others overtake it.
                     at += state.random.between(low, 10 * high);
                 } else {
-                    at = at.max(state.cables[self.cable].last[to]);
-                    state.cables[self.cable].last[to] = at;
+                    at = at.max(state.cables[cable].last[to]);
+                    state.cables[cable].last[to] = at;
                 }
                 state.push(
                     at,
                     Event::Packet {
-                        cable: self.cable,
+                        cable: cable,
                         to,
                         packet: OwnedPacket::from(packet),
                     },
@@ -317,8 +373,6 @@ impl Link for SimLink {
             }
         }
     }
-
-    fn port_state(&self, _state: PortState) {}
 }
 
 impl Net {

@@ -122,6 +122,8 @@ pub struct Sim {
     pub trace: u64,
     pub events: u64,
     batch: PacketBatch,
+    /// Of all GIDs, as the manager was told.
+    pub prefix: u64,
     /// By cable: the switch and port that lose the link when the far side vanished.
     detach: std::collections::BTreeMap<CableId, (usize, u8)>,
 }
@@ -142,6 +144,7 @@ impl Sim {
             trace: 0xcbf2_9ce4_8422_2325,
             events: 0,
             batch: PacketBatch::for_mtu(MAX_PACKET),
+            prefix: Gid::DEFAULT_PREFIX,
             detach: Default::default(),
         }
     }
@@ -396,14 +399,24 @@ impl Sim {
         }
     }
 
-    pub fn reconfigure_sm(&mut self, id: MachineId, config: SmConfig) {
+    /// Does something to a subnet manager.
+    pub fn with_sm<R>(
+        &mut self,
+        id: MachineId,
+        f: impl FnOnce(&mut SubnetManager, Instant) -> R,
+    ) -> R {
         let now = self.now();
-        if let Some(Machine::Sm(sm, port)) = &mut self.slots[id].machine {
-            sm.reconfigure(now, config);
-            port.turn(now, sm, []);
-        }
+        let Some(Machine::Sm(sm, port)) = &mut self.slots[id].machine else {
+            panic!("no subnet manager there");
+        };
+        let result = f(sm, now);
+        port.turn(now, sm, []);
         self.arm(id);
         self.drain();
+        result
+    }
+    pub fn reconfigure_sm(&mut self, id: MachineId, config: SmConfig) {
+        self.with_sm(id, |sm, now| sm.reconfigure(now, config));
     }
 
     pub fn alive(&self, h: usize) -> &Alive {
@@ -424,7 +437,7 @@ impl Sim {
         self.hosts[h].alive.is_some() && self.interface(h).is_up()
     }
     pub fn gid(&self, h: usize) -> Gid {
-        Gid::new(Gid::DEFAULT_PREFIX, self.hosts[h].guid)
+        Gid::new(self.prefix, self.hosts[h].guid)
     }
     pub fn link_local(&self, h: usize) -> IpAddr {
         IpAddr::V6(link_local(self.hosts[h].guid))
@@ -618,6 +631,12 @@ impl Sim {
                         sink.receive(&[packet.as_packet()]);
                     }
                 }
+                Event::Broken { cable, to } => {
+                    if let Some(sink) = self.net.sink(cable, to) {
+                        sink.receive_errors(1);
+                    }
+                }
+                Event::Late { cable, side } => self.net.release(cable, side),
                 Event::Link {
                     cable,
                     to,
@@ -747,6 +766,9 @@ impl Sim {
                 | u64::from(*epoch) << 2
                 | (*to as u64) << 1
                 | u64::from(*up)),
+            Event::Broken { cable, to: end } | Event::Late { cable, side: end } => {
+                add((*cable as u64) << 1 | *end as u64)
+            }
             Event::Timer(id) => add(*id as u64),
             Event::Wake(h) => add(*h as u64),
         }
