@@ -42,9 +42,11 @@ pub struct NeighbourConfig {
     pub max_waiting_replies: usize,
     /// Path queries outstanding at most; half of them at most for what no packet waits for.
     pub max_path_queries: usize,
-    /// [`refresh_paths`](crate::Neighbours::refresh_paths) spreads its queries over this time ...
+    /// [`refresh_paths`](crate::Neighbours::refresh_paths) takes so long for each path ...
+    pub refresh_pace: Duration,
+    /// ... and this at most for all of them, at random times in it; ...
     pub refresh_spread: Duration,
-    /// ... and a path whose refresh the SA refused this often in a row is dropped. A new SM may need some
+    /// ... a path whose refresh the SA refused this often in a row is dropped. A new SM may need some
     /// sweeps to know all ports again; time-outs do not count, since they say nothing about the path.
     pub refresh_attempts: u32,
     /// We forward packets: the router flag of our advertisements.
@@ -72,6 +74,7 @@ impl Default for NeighbourConfig {
             max_learned: 1024,
             max_waiting_replies: 256,
             max_path_queries: 32,
+            refresh_pace: Duration::from_millis(50),
             refresh_spread: Duration::from_secs(1),
             refresh_attempts: 5,
             router: false,

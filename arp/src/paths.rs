@@ -320,7 +320,8 @@ impl PathCache {
         self.ask(gid, Urgency::Background);
     }
 
-    /// All paths may have changed: each is asked for again at a random time within the spread.
+    /// All paths may have changed: each is asked for again at a random time within the spread, which is shorter where there are few: they lead
+    /// nowhere until then.
     pub(crate) fn refresh_all(
         &mut self,
         now: Instant,
@@ -328,9 +329,13 @@ impl PathCache {
         config: &NeighbourConfig,
     ) {
         let gids: Vec<Gid> = self.entries.keys().copied().collect();
+        let all = u32::try_from(gids.len()).unwrap_or(u32::MAX);
+        let spread = config
+            .refresh_spread
+            .min(config.refresh_pace.saturating_mul(all));
         for gid in gids {
             self.reset_backoff(gid);
-            let at = now + config.refresh_spread.mul_f64(rng.f64());
+            let at = now + spread.mul_f64(rng.f64());
             self.schedule(gid, Some(at));
         }
     }

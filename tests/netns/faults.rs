@@ -122,3 +122,76 @@ fn no_packet_is_lost_while_the_manager_is_away() {
     );
     succeed(&mut subnet.on(1, "ping -n -c 20 -i 0.02 -W 1 10.77.0.2"));
 }
+
+/// The commands that have no test of their own.
+#[test]
+fn each_other_command_once() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    let both = || {
+        subnet.wait_reaches(1, "10.77.0.2");
+        subnet.wait_reaches(2, "fd77::1");
+    };
+    both();
+    let guid = subnet.guid(2);
+    // Of a hundred echoes some are lost, and all come back later.
+    subnet.fault(&format!("link {guid} 1 --loss 20% --seed 7"));
+    let lost = subnet.lost("ping -n -c 100 -i 0.01 -W 1 10.77.0.2", || ());
+    assert!((10..70).contains(&lost), "{lost} of 100 lost");
+    let late = "--loss 0 --delay 50 --corrupt 0 --duplicate 5% --reorder 0";
+    subnet.fault(&format!("link {guid} 1 {late}"));
+    let ping = succeed(&mut subnet.on(1, "ping -n -c 5 -i 0.01 -W 2 10.77.0.2"));
+    let first = ping
+        .split("time=")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    assert!(first.parse::<f64>().unwrap() >= 100.0, "{ping}");
+    subnet.fault(&format!("link {guid} 1 clear"));
+    subnet.fault(&format!("link {guid} 1 --corrupt 1"));
+    assert!(!subnet.reaches(1, "10.77.0.2"));
+    let errors = subnet.show(2, "stats").to_string();
+    assert!(errors.contains("bad_icrc"), "{errors}");
+    subnet.fault(&format!("link {guid} 1 clear"));
+    both();
+
+    subnet.fault("sa drop --count 3");
+    assert_eq!(subnet.faults()["sa"]["left"], 3);
+    subnet.fault("sa delay 200");
+    subnet.fault("sa status 0x0200");
+    both();
+    subnet.fault("sa clear");
+    assert_eq!(subnet.faults()["sa"], Value::Null);
+
+    subnet.fault(&format!("pkey {guid} 0x8001"));
+    wait_until(
+        "host 2 is down",
+        || subnet.show(2, "link"),
+        |link| link["up"] == false,
+    );
+    subnet.fault(&format!("pkey {guid}"));
+    both();
+
+    subnet.fault("prefix fec0:0:0:7::");
+    wait_until(
+        "the prefix",
+        || subnet.gid(2),
+        |gid| gid.starts_with("fec0::7:"),
+    );
+    both();
+
+    for (line, part) in [
+        ("link nobody 1 down", "switch"),
+        ("link switch 200 down", "1 to 128"),
+        ("pkey nobody 0xffff", "there are: "),
+        ("lid switch 49152", "49151"),
+    ] {
+        let output = subnet.try_fault(line);
+        assert!(
+            !output.status.success() && words(&output).contains(part),
+            "{}",
+            words(&output)
+        );
+    }
+}

@@ -314,3 +314,27 @@ fn random_sequences_of_even_seeds() {
 fn random_sequences_of_odd_seeds() {
     seeds(1);
 }
+
+/// Paths to the old LID lead nowhere until the peers are told and have asked.
+#[test]
+fn a_moved_lid_is_found_at_once() {
+    for lid in [77, 4711] {
+        let mut world = World::new(9);
+        assert!(world.verdict().is_ok());
+        world.harm(Fault::Lid(1, Lid(lid)), 1);
+        let pairs = [(0, crate::host::v4(1)), (1, crate::host::v4(0))];
+        let mut tokens = Vec::new();
+        for _ in 0..200 {
+            tokens.extend(pairs.map(|(from, to)| (from, world.sim.ping(from, to))));
+            world.sim.run_for(5 * MS);
+        }
+        let lost = |from| {
+            let sent = tokens.iter().filter(|(f, _)| *f == from);
+            sent.filter(|(from, token)| !world.sim.answered(*from, *token))
+                .count()
+        };
+        println!("LID {lid}: {} and {} of 200 lost", lost(0), lost(1));
+        // Three paths are asked for within 150 ms.
+        assert!(lost(0).max(lost(1)) < 40);
+    }
+}
