@@ -185,7 +185,7 @@ fn each_other_command_once() {
         ("link nobody 1 down", "switch"),
         ("link switch 200 down", "1 to 128"),
         ("pkey nobody 0xffff", "there are: "),
-        ("lid switch 49152", "49151"),
+        (&format!("lid {guid} 49152"), "49151"),
     ] {
         let output = subnet.try_fault(line);
         assert!(
