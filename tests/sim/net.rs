@@ -365,7 +365,7 @@ impl State {
                 state.push(
                     at,
                     Event::Packet {
-                        cable: cable,
+                        cable,
                         to,
                         packet: OwnedPacket::from(packet),
                     },
