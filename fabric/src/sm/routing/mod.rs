@@ -4,7 +4,7 @@
 mod graph;
 
 use super::config::RoutingEngine;
-use super::topology::{NodeId, PortId, Topology};
+use super::topology::{Node, NodeId, PortId, Topology};
 use graph::{Graph, Way};
 use std::collections::{BTreeMap, HashMap};
 use wire::{Guid, Lid};
@@ -263,31 +263,35 @@ impl Routing {
         (to, dlid): (PortId, Lid),
         mut hop: impl FnMut(&'a super::topology::PortData),
     ) -> bool {
-        let mut next = |at: PortId| {
-            let port = topo.port(at)?;
-            let peer = port.link?;
-            hop(port);
-            hop(topo.port(peer)?);
-            Some(peer)
-        };
-        let mut at = from;
         if from == to {
             topo.port(from).into_iter().for_each(hop);
             return true;
         }
+        // A node is looked up once: this is most of what a path query costs.
+        let (mut at, mut node) = (from, topo.node(from.0));
         // As many hops as a route may have.
         for _ in 0..=wire::mad::MAX_HOPS {
-            if at == to || at.0 == to.0 {
+            if at.0 == to.0 {
                 return true;
             }
-            let out = match topo.node(at.0).map(|n| n.switch.as_ref()) {
+            let out = match node.map(|n| n.switch.as_ref()) {
                 Some(Some(switch)) => switch.lft.get(usize::from(dlid.0)).copied(),
                 Some(None) if at == from => Some(from.1),
                 _ => None,
             };
-            let Some(peer) = out.and_then(|out| next((at.0, out))) else {
+            let port = |node: Option<&'a Node>, port: u8| node?.ports.get(usize::from(port));
+            let Some((out, peer)) = out
+                .and_then(|out| port(node, out))
+                .and_then(|out| Some((out, out.link?)))
+            else {
                 return false;
             };
+            node = topo.node(peer.0);
+            let Some(into) = port(node, peer.1) else {
+                return false;
+            };
+            hop(out);
+            hop(into);
             at = peer;
         }
         false

@@ -57,6 +57,8 @@ pub(in super::super) struct Group {
     pub(in super::super) tclass: u8,
     /// Exists without members too.
     pub(in super::super) well_known: bool,
+    /// How many members keep it.
+    keepers: usize,
     /// By port GUID: GID and join state.
     pub(in super::super) members: BTreeMap<Guid, (Gid, JoinState)>,
 }
@@ -81,12 +83,6 @@ impl Group {
             scope: mgid.0[1] & 0xf,
             ..McMemberRecord::default()
         }
-    }
-    fn keepers(&self) -> usize {
-        self.members
-            .values()
-            .filter(|(_, state)| state.0 & KEEPS != 0)
-            .count()
     }
     fn has_member(&self, guid: Guid) -> bool {
         self.members.contains_key(&guid)
@@ -224,6 +220,7 @@ impl Groups {
                 },
                 tclass: params.tclass,
                 well_known: true,
+                keepers: 0,
                 members: BTreeMap::new(),
             };
             self.insert(mgid, group);
@@ -401,6 +398,7 @@ impl Groups {
             },
             tclass: asked.tclass,
             well_known: false,
+            keepers: 0,
             members: BTreeMap::new(),
         };
         if !may_join(&group, port) {
@@ -442,13 +440,16 @@ impl Groups {
         let Some(group) = self.groups.get_mut(&mgid) else {
             return McMemberRecord::default();
         };
-        let first = group.keepers() == 0 && state.0 & KEEPS != 0;
         let member = group.members.entry(guid).or_insert((gid, JoinState(0)));
         let before = member.1;
         member.1 = member.1 | state;
+        let keeps_now = before.0 & KEEPS == 0 && state.0 & KEEPS != 0;
+        group.keepers += usize::from(keeps_now);
+        let first = keeps_now && group.keepers == 1;
+        let join_state = before | state;
         let record = McMemberRecord {
             port_gid: gid,
-            join_state: member.1,
+            join_state,
             ..group.record(mgid)
         };
         if before != record.join_state {
@@ -464,18 +465,19 @@ impl Groups {
     /// Takes join states from a port; what is left, or `None` if it was no such member.
     fn remove(&mut self, mgid: Gid, guid: Guid, states: u8) -> Option<JoinState> {
         let group = self.groups.get_mut(&mgid)?;
-        let kept_it = group.keepers() > 0;
         let (_, state) = group.members.get_mut(&guid)?;
         if state.0 & states == 0 {
             return None;
         }
         let left = JoinState(state.0 & !states);
+        let kept_it = state.0 & KEEPS != 0 && left.0 & KEEPS == 0;
         *state = left;
         if left.0 == 0 {
             group.members.remove(&guid);
         }
         self.dirty.insert(group.mlid, Some(mgid));
-        if kept_it && group.keepers() == 0 {
+        group.keepers -= usize::from(kept_it);
+        if kept_it && group.keepers == 0 {
             self.news
                 .push((TrapNumber::MULTICAST_GROUP_DELETED, mgid, group.p_key));
             if !group.well_known {

@@ -71,10 +71,12 @@ impl Request<'_> {
     }
     /// May the requester know of this port? (IBA 15.4.1.2: those of its partitions.)
     fn may_see(&self, subnet: &Subnet<'_>, port: PortId) -> bool {
-        let (Some(own), Some(other)) = (subnet.topo.port(self.port), subnet.topo.port(port)) else {
-            return false;
-        };
-        self.trusted || port == self.port || other.may_talk_to(own.known_pkeys())
+        if self.trusted || port == self.port {
+            return true;
+        }
+        let (own, other) = (subnet.topo.port(self.port), subnet.topo.port(port));
+        own.zip(other)
+            .is_some_and(|(own, other)| other.may_talk_to(own.known_pkeys()))
     }
 }
 
