@@ -237,3 +237,60 @@ fn master_killed() {
     // The other one tells that the dead master did not answer.
     first.no_errors();
 }
+
+/// Ours gives the subnet to a better OpenSM, takes it when that dies, and keeps it from a worse one.
+#[test]
+fn ours_beside_opensm() {
+    if !possible() {
+        return;
+    }
+    let (place, file) = topology();
+    let config = place.path().join("fabric.toml");
+    std::fs::write(&config, "sm_priority = 5\n").unwrap();
+    let config = config.to_str().unwrap();
+    let fabric = ["--config", config, "--topology", &file];
+    let Some((subnet, ())) = Subnet::up_managed(2, &fabric, |_| ()) else {
+        return;
+    };
+    let wait_ours = |state: &str| {
+        wait_until(
+            "the state of our manager",
+            || subnet.show_fabric()["sm"]["state"].clone(),
+            |now| now == state,
+        );
+    };
+    wait_ours("master");
+    let _member = join(&subnet, 2);
+    wait_multicast(&subnet);
+    let (all, before) = (memberships(&subnet), lids(&subnet));
+    wait_restored(&subnet, &all);
+
+    let mut traffic = Traffic::start(&subnet, 10);
+    let begin = Instant::now();
+    let mut better = Manager::start(&subnet, "M2", 10);
+    better.wait_master();
+    wait_ours("standby");
+    wait_restored(&subnet, &all);
+    eprintln!(
+        "OpenSM is master and has {} memberships after {:?}",
+        all.len(),
+        begin.elapsed()
+    );
+    let begin = Instant::now();
+    better.kill();
+    wait_ours("master");
+    wait_restored(&subnet, &all);
+    eprintln!(
+        "ours again, with all memberships, {:?} after OpenSM was killed",
+        begin.elapsed()
+    );
+    traffic.runs();
+    let worse = Manager::start(&subnet, "M2", 1);
+    worse.wait_standby();
+    wait_ours("master");
+    traffic.all_arrived();
+    wait_multicast(&subnet);
+    subnet.wait_reaches(2, "fd77::1");
+    assert_eq!(lids(&subnet), before);
+    worse.no_errors();
+}

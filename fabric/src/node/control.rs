@@ -267,7 +267,13 @@ impl<P: NodePlane> NodeControl<P> {
                 (MadStatus::BAD_VERSION, smp.data)
             }
             Method::GET | Method::SET => self.attribute(&smp, ingress, &mut effects),
-            Method::TRAP_REPRESS => return self.traps.repress(smp.header.tid),
+            // A manager at this node may have told another one of itself (trap 144).
+            Method::TRAP_REPRESS => {
+                return match self.traps.repress(smp.header.tid) {
+                    true => {}
+                    false => self.core().to_sm(mad),
+                };
+            }
             // Report and Send ask for no answer.
             Method::REPORT | Method::SEND => return self.core().drops.count(DropReason::BadMethod),
             _ => (MadStatus::METHOD_UNSUPPORTED, smp.data),

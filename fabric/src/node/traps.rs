@@ -69,9 +69,11 @@ impl Traps {
         self.raise(now, notice)
     }
 
-    /// The manager has seen the trap with this TID.
-    pub(crate) fn repress(&mut self, tid: u64) {
+    /// The manager has seen the trap with this TID. Is it one of these?
+    pub(crate) fn repress(&mut self, tid: u64) -> bool {
+        let before = self.pending.len();
         self.pending.retain(|p| p.tid != tid);
+        self.pending.len() < before
     }
 
     /// Next send or end of patience.

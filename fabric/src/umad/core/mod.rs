@@ -130,7 +130,7 @@ impl Core {
         if rmpp::from_client(&mut mad, length) {
             self.counters.tables_cut.add(1);
         }
-        if is_request(Method(mad[3])) {
+        if is_request(MgmtClass(mad[1]), Method(mad[3])) {
             return self.transact(now, id, Asked::Mad(request), mad, sockets);
         }
         let node = &self.nodes[node];
@@ -145,7 +145,8 @@ impl Core {
 
     /// A MAD came for a node.
     pub(super) fn received(&mut self, node: usize, mad: MadReceived, sockets: &mut dyn Sockets) {
-        if Method(mad.mad[3]).is_response() {
+        let method = Method(mad.mad[3]);
+        if method.is_response() || method == Method::TRAP_REPRESS {
             return self.response(node, mad, sockets);
         }
         let takers = self.takers(node, &mad);
@@ -207,9 +208,21 @@ fn is_answer(asked: &MadReceived, answer: &Request) -> bool {
         && Method(asked.mad[3]).response() == Method(answer.mad[3])
 }
 
-/// Does somebody answer it? (Traps are repressed, by a MAD of its own.)
-fn is_request(method: Method) -> bool {
-    !method.is_response() && !matches!(method, Method::SEND | Method::TRAP | Method::TRAP_REPRESS)
+/// Does somebody answer it? OpenSM waits for the answer to its own traps before it does anything else.
+fn is_request(class: MgmtClass, method: Method) -> bool {
+    match method {
+        Method::TRAP => class.is_smp(),
+        Method::SEND | Method::TRAP_REPRESS => false,
+        method => !method.is_response(),
+    }
+}
+
+/// What answers it.
+fn answer_to(request: Method) -> Method {
+    match request {
+        Method::TRAP => Method::TRAP_REPRESS,
+        request => request.response(),
+    }
 }
 
 fn request(mad: &MadReceived, length: u64) -> Request {

@@ -1,6 +1,6 @@
 //! Requests of clients that wait for their answer: sent again, answered, or given back.
 
-use super::{Core, Node, Sockets, control, request, send_for};
+use super::{Core, Node, Sockets, answer_to, control, request, send_for};
 use crate::umad::protocol::{Ctl, Request, TIMED_OUT};
 use crate::umad::rmpp::{self, ToClient};
 use std::collections::{BTreeSet, HashMap};
@@ -145,7 +145,7 @@ impl Core {
             t.node == node
                 && asked[8..12] == mad.mad[8..12]
                 && asked[1] == mad.mad[1]
-                && Method(asked[3]).response() == Method(mad.mad[3])
+                && answer_to(Method(asked[3])) == Method(mad.mad[3])
         });
         let (length, stop) = match rmpp::to_client(&mad) {
             ToClient::Deliver(length) if fits => (length, None),
