@@ -14,7 +14,7 @@ impl Subnet {
     }
 
     #[track_caller]
-    fn fault(&self, line: &str) {
+    pub(crate) fn fault(&self, line: &str) {
         let output = self.try_fault(line);
         assert!(output.status.success(), "{line}: {}", words(&output));
     }
@@ -23,7 +23,7 @@ impl Subnet {
         serde_json::from_slice(&self.try_fault("list").stdout).unwrap()
     }
 
-    fn guid(&self, host: u32) -> String {
+    pub(crate) fn guid(&self, host: u32) -> String {
         let gid: std::net::Ipv6Addr = self.gid(host).parse().unwrap();
         format!("{:016x}", gid.to_bits() as u64)
     }

@@ -44,6 +44,7 @@ fn a_linux_peer() {
     down_and_up(&mut pair);
     child_of_another_partition(&mut pair);
     host_restarted(&mut pair);
+    lid_moved(&mut pair);
     guest_dies(pair);
 }
 
@@ -195,6 +196,15 @@ fn host_restarted(pair: &mut Pair) {
     pair.subnet.kill("host1");
     succeed(pair.subnet.script("start.sh").arg("1"));
     assert_ne!(before, qpn(&pair.subnet));
+    pair.both_reach();
+}
+
+/// The guest keeps a path while only the peer's LID changes: it must be told.
+fn lid_moved(pair: &mut Pair) {
+    let lid = |subnet: &Subnet| subnet.show(1, "link")["lid"].clone();
+    pair.subnet
+        .fault(&format!("lid {} 77", pair.subnet.guid(1)));
+    wait_until("the new LID", || lid(&pair.subnet), |lid| *lid == 77);
     pair.both_reach();
 }
 
