@@ -6,10 +6,17 @@
 
 mod mad;
 mod port;
+mod rc;
 mod ud;
 
 pub use mad::{GrhInfo, MadAgent, MadHandler, MadReceived, MadSend};
 pub use port::{Port, PortAttributes, PortEvent, PortEventHandler, VerbsError};
+pub use rc::{
+    Access, AckTimeout, Completion, CompletionData, CompletionStatus, ConnectedCounters,
+    ConnectedHandler, ConnectedInit, ConnectedQueuePair, ConnectedReceive, ConnectedSend,
+    ConnectedService, ConnectedStatus, InitAttributes, MemoryRegion, Operation, PostError, QpEvent,
+    QpModify, QpState, ReceiveQueue, RemoteAddress, RnrTimer, RtrAttributes, RtsAttributes,
+};
 pub use ud::{
     AddressHandle, AhAttributes, GrhAttributes, ReceiveHandler, UdInit, UdQueuePair, UdReceive,
     UdSend,

@@ -1,6 +1,9 @@
 //! A port of a channel adapter and its events.
 
 use crate::mad::{MadAgent, MadHandler};
+use crate::rc::{
+    Access, ConnectedHandler, ConnectedInit, ConnectedQueuePair, MemoryRegion, QpState,
+};
 use crate::ud::{AddressHandle, AhAttributes, ReceiveHandler, UdInit, UdQueuePair};
 use std::sync::Arc;
 use wire::mad::{MgmtClass, PortState};
@@ -99,6 +102,12 @@ pub enum VerbsError {
     /// Attach or detach with a GID that is not multicast, or one that was not attached.
     #[error("{0} is not an attached multicast group")]
     BadGroup(Gid),
+    /// The queue pair's state does not allow it.
+    #[error("not possible while the queue pair is in {0:?}")]
+    BadState(QpState),
+    /// A value that cannot be.
+    #[error("{0} has a value that is not possible here")]
+    BadAttribute(&'static str),
     /// The adapter went away.
     #[error("the adapter is gone")]
     DeviceGone,
@@ -119,6 +128,18 @@ pub trait Port: Send + Sync {
         init: UdInit,
         handler: Arc<dyn ReceiveHandler>,
     ) -> Result<Arc<dyn UdQueuePair>, VerbsError>;
+    /// Makes an RC or UC queue pair in Reset. It ends when the last reference is dropped.
+    fn create_connected_qp(
+        &self,
+        init: ConnectedInit,
+        handler: Arc<dyn ConnectedHandler>,
+    ) -> Result<Arc<dyn ConnectedQueuePair>, VerbsError>;
+    /// Lets peers of connected queue pairs of this adapter reach `bytes`. All are in one protection domain.
+    fn register_memory(
+        &self,
+        bytes: Vec<u8>,
+        access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError>;
     /// Makes an address handle.
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError>;
     /// Registers a user of QP1: it gets responses to its own requests, and, for `classes`, everything that is not a response.

@@ -22,8 +22,9 @@ use qp::{Allocator, Qp, QpTable, UdQp};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use verbs::{
-    AddressHandle, AhAttributes, MadAgent, MadHandler, Port, PortAttributes, PortEvent,
-    PortEventHandler, ReceiveHandler, UdInit, UdQueuePair, UdReceive, VerbsError,
+    Access, AddressHandle, AhAttributes, ConnectedHandler, ConnectedInit, ConnectedQueuePair,
+    MadAgent, MadHandler, MemoryRegion, Port, PortAttributes, PortEvent, PortEventHandler,
+    ReceiveHandler, UdInit, UdQueuePair, UdReceive, VerbsError,
 };
 use wire::mad::attr::PortState;
 use wire::mad::{MadBytes, MgmtClass};
@@ -405,6 +406,20 @@ impl Port for Hca {
         handler: Arc<dyn ReceiveHandler>,
     ) -> Result<Arc<dyn UdQueuePair>, VerbsError> {
         Ok(Arc::new(UdQp::create(self.arc()?, init, handler)?))
+    }
+    fn create_connected_qp(
+        &self,
+        _init: ConnectedInit,
+        _handler: Arc<dyn ConnectedHandler>,
+    ) -> Result<Arc<dyn ConnectedQueuePair>, VerbsError> {
+        Err(VerbsError::NoResources("connected queue pairs", 0))
+    }
+    fn register_memory(
+        &self,
+        _bytes: Vec<u8>,
+        _access: Access,
+    ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
+        Err(VerbsError::NoResources("memory regions", 0))
     }
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError> {
         self.arc()?;
