@@ -47,7 +47,7 @@ impl SubnetManager {
             .nodes
             .iter()
             .filter(|(_, n)| n.switch.is_some())
-            .map(|(id, _)| *id)
+            .map(|(id, _)| id)
             .collect();
         for id in switches {
             self.program_switch(id);
@@ -56,7 +56,7 @@ impl SubnetManager {
             .topo
             .nodes
             .iter()
-            .flat_map(|(&id, n)| (0..n.ports.len()).map(move |p| (id, p as u8)))
+            .flat_map(|(id, n)| (0..n.ports.len()).map(move |p| (id, p as u8)))
             .collect();
         for port in ports {
             self.advance(now, port);

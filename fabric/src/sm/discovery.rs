@@ -35,7 +35,7 @@ impl SubnetManager {
             Vec::new(),
         ));
         self.verify.clear();
-        let ids: Vec<NodeId> = self.topo.nodes.keys().copied().collect();
+        let ids: Vec<NodeId> = self.topo.nodes.keys().collect();
         for id in ids {
             self.verify.insert(id);
             self.visit(id);
@@ -47,7 +47,7 @@ impl SubnetManager {
         self.counters.add(Counter::LightSweeps);
         self.schedule_sweep(now);
         let mut gets = Vec::new();
-        for (&id, node) in &mut self.topo.nodes {
+        for (id, node) in &mut self.topo.nodes {
             node.ports.iter_mut().for_each(|p| p.fruitless = 0);
             if node.switch.is_some() {
                 gets.push((Purpose::SwitchInfo(id), AttrId::SWITCH_INFO, 0));
@@ -83,7 +83,7 @@ impl SubnetManager {
             .topo
             .nodes
             .iter()
-            .flat_map(|(&id, n)| {
+            .flat_map(|(id, n)| {
                 n.ports
                     .iter()
                     .enumerate()

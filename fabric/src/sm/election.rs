@@ -96,7 +96,7 @@ impl SubnetManager {
             .nodes
             .iter()
             .filter(|(_, n)| n.switch.as_ref().is_some_and(|s| s.info.port_state_change))
-            .map(|(id, _)| *id);
+            .map(|(id, _)| id);
         for id in changed.collect::<Vec<_>>() {
             self.read_ports(id);
         }

@@ -464,7 +464,7 @@ mod tests {
         let lft = AttrId::LINEAR_FORWARDING_TABLE;
         let set = |block: u16, content: u8| {
             Transaction::set(
-                Purpose::SetLft(NodeId(1), block),
+                Purpose::SetLft(NodeId::default(), block),
                 lft,
                 block.into(),
                 vec![1],
@@ -509,7 +509,7 @@ mod tests {
         let mut queue = SmpQueue::new(&SmConfig::default(), fastrand::Rng::with_seed(1));
         let probe = |port: u8| {
             Transaction::get(
-                Purpose::Probe(Some((NodeId(1), port))),
+                Purpose::Probe(Some((NodeId::default(), port))),
                 AttrId::NODE_INFO,
                 0,
                 vec![port],

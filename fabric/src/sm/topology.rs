@@ -4,6 +4,7 @@
 //! and notes the directed route to each.
 
 use super::config::EndPort;
+use slotmap::SlotMap;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use wire::mad::MAX_HOPS;
 use wire::mad::attr::{
@@ -11,9 +12,10 @@ use wire::mad::attr::{
 };
 use wire::{Gid, Guid, Lid, MtuCode, PKey, RateCode};
 
-/// Names a node as long as the manager runs; never used again for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct NodeId(pub u32);
+slotmap::new_key_type! {
+    /// Names a node as long as the manager runs; never used again for another.
+    pub(super) struct NodeId;
+}
 
 /// A port of a node; port 0 of a switch is its management port.
 pub(super) type PortId = (NodeId, u8);
@@ -108,7 +110,7 @@ impl Node {
 /// The subnet.
 #[derive(Debug, Default)]
 pub(super) struct Topology {
-    pub(super) nodes: BTreeMap<NodeId, Node>,
+    pub(super) nodes: SlotMap<NodeId, Node>,
     by_guid: HashMap<Guid, NodeId>,
     by_port_guid: HashMap<Guid, PortId>,
     by_lid: HashMap<Lid, PortId>,
@@ -116,7 +118,6 @@ pub(super) struct Topology {
     pub(super) own: Option<PortId>,
     /// A port of a channel adapter has 2^lmc LIDs.
     lmc: u8,
-    next: u32,
 }
 
 impl Topology {
@@ -127,16 +128,16 @@ impl Topology {
         }
     }
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(&id)
+        self.nodes.get(id)
     }
     pub(super) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        self.nodes.get_mut(&id)
+        self.nodes.get_mut(id)
     }
     pub(super) fn port(&self, (id, port): PortId) -> Option<&PortData> {
-        self.nodes.get(&id)?.ports.get(usize::from(port))
+        self.nodes.get(id)?.ports.get(usize::from(port))
     }
     pub(super) fn port_mut(&mut self, (id, port): PortId) -> Option<&mut PortData> {
-        self.nodes.get_mut(&id)?.ports.get_mut(usize::from(port))
+        self.nodes.get_mut(id)?.ports.get_mut(usize::from(port))
     }
     pub(super) fn by_node_guid(&self, guid: Guid) -> Option<NodeId> {
         self.by_guid.get(&guid).copied()
@@ -175,7 +176,7 @@ impl Topology {
     }
     /// All end ports with what is known of them.
     pub(super) fn end_ports(&self) -> impl Iterator<Item = (PortId, &PortData)> {
-        self.nodes.iter().flat_map(|(&id, node)| {
+        self.nodes.iter().flat_map(|(id, node)| {
             node.end_ports()
                 .filter_map(move |p| Some(((id, p), node.ports.get(usize::from(p))?)))
         })
@@ -186,14 +187,12 @@ impl Topology {
         let known = self.by_guid.get(&info.node_guid).copied();
         // A node that says to be something else than before is another one.
         let known = known.filter(|id| {
-            self.nodes.get(id).is_some_and(|n| {
+            self.nodes.get(*id).is_some_and(|n| {
                 n.info.node_type == info.node_type && n.info.num_ports == info.num_ports
             })
         });
         let id = known.unwrap_or_else(|| {
-            self.next += 1;
-            let id = NodeId(self.next);
-            self.nodes.insert(id, Node::new(info));
+            let id = self.nodes.insert(Node::new(info));
             self.by_guid.insert(info.node_guid, id);
             id
         });
@@ -261,13 +260,13 @@ impl Topology {
         Some(old)
     }
     pub(super) fn forget_node(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(&id) else {
+        let Some(node) = self.nodes.get(id) else {
             return;
         };
         for port in 0..=node.info.num_ports {
             self.forget_port((id, port));
         }
-        if let Some(node) = self.nodes.remove(&id)
+        if let Some(node) = self.nodes.remove(id)
             && self.by_guid.get(&node.guid()) == Some(&id)
         {
             self.by_guid.remove(&node.guid());
@@ -284,7 +283,7 @@ impl Topology {
         let mut reached: std::collections::HashSet<PortId> = [own].into();
         let mut queue = VecDeque::from([own.0]);
         while let Some(id) = queue.pop_front() {
-            let Some(node) = self.nodes.get(&id) else {
+            let Some(node) = self.nodes.get(id) else {
                 continue;
             };
             let path = routes
@@ -303,7 +302,7 @@ impl Topology {
                 let Some(peer) = node.ports.get(usize::from(port)).and_then(|p| p.link) else {
                     continue;
                 };
-                let is_switch = self.nodes.get(&peer.0).is_some_and(|n| n.switch.is_some());
+                let is_switch = self.nodes.get(peer.0).is_some_and(|n| n.switch.is_some());
                 reached.insert(if is_switch { (peer.0, 0) } else { peer });
                 if path.len() < MAX_HOPS && !routes.contains_key(&peer.0) {
                     let mut path = path.clone();
@@ -314,7 +313,7 @@ impl Topology {
             }
         }
         for (id, (path, _)) in routes {
-            if let Some(node) = self.nodes.get_mut(&id) {
+            if let Some(node) = self.nodes.get_mut(id) {
                 node.path = path;
             }
         }
@@ -326,13 +325,13 @@ impl Topology {
 
     /// The directed route to a port: to a switch as a whole, to a CA through that port.
     pub(super) fn path_to(&self, (id, port): PortId) -> Option<Vec<u8>> {
-        let node = self.nodes.get(&id)?;
+        let node = self.nodes.get(id)?;
         if node.switch.is_some() || self.own.is_some_and(|own| own.0 == id) {
             return Some(node.path.clone());
         }
         match node.ports.get(usize::from(port)).and_then(|p| p.link) {
-            Some(peer) if self.nodes.get(&peer.0)?.switch.is_some() || self.own == Some(peer) => {
-                let mut path = self.nodes.get(&peer.0)?.path.clone();
+            Some(peer) if self.nodes.get(peer.0)?.switch.is_some() || self.own == Some(peer) => {
+                let mut path = self.nodes.get(peer.0)?.path.clone();
                 path.push(peer.1);
                 Some(path)
             }
@@ -342,11 +341,11 @@ impl Topology {
 
     /// The switch that an end port is at and the port there; a switch's port 0 is at itself.
     pub(super) fn attachment(&self, (id, port): PortId) -> Option<PortId> {
-        if self.nodes.get(&id)?.switch.is_some() {
+        if self.nodes.get(id)?.switch.is_some() {
             return Some((id, 0));
         }
         let peer = self.port((id, port))?.link?;
-        self.nodes.get(&peer.0)?.switch.is_some().then_some(peer)
+        self.nodes.get(peer.0)?.switch.is_some().then_some(peer)
     }
 }
 

@@ -71,7 +71,7 @@ pub struct GroupView {
 }
 
 impl SubnetManager {
-    /// All nodes, in the order in which they were found.
+    /// All nodes, in no order that means anything.
     pub fn nodes(&self) -> Vec<NodeView> {
         let view = |node: &super::topology::Node| {
             let numbered = (0u8..)

@@ -50,7 +50,7 @@ impl Routing {
             .nodes
             .iter()
             .filter(|(_, n)| n.switch.as_ref().is_some_and(|s| s.info.linear_fdb_cap > 0))
-            .map(|(id, _)| *id)
+            .map(|(id, _)| id)
             .collect();
         let index: HashMap<NodeId, usize> = switches
             .iter()
