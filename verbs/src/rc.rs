@@ -259,6 +259,8 @@ pub struct ConnectedSend<'a> {
     pub signalled: bool,
     /// Raise a solicited event at the receiver.
     pub solicited: bool,
+    /// Begin when all RDMA READs and ATOMICs before it are complete; else what a READ returns may be newer than this request (IBA 10.8.3.3).
+    pub fence: bool,
 }
 
 impl<'a> ConnectedSend<'a> {
@@ -272,6 +274,7 @@ impl<'a> ConnectedSend<'a> {
             },
             signalled: false,
             solicited: false,
+            fence: false,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! pairs and groups, and takes no lock. [`HcaControl`] is its state machine; see [`crate::node`].
 
 mod qp;
+mod rc;
 #[cfg(test)]
 mod tests;
 
@@ -18,9 +19,11 @@ use crate::node::{
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
-use qp::{Allocator, Qp, QpTable, UdQp};
+use qp::{Allocator, AnyQp, Qp, QpTable, UdQp};
+use rc::{ConnectedHandle, ConnectedQp, Regions, Timers};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 use verbs::{
     Access, AddressHandle, AhAttributes, ConnectedHandler, ConnectedInit, ConnectedQueuePair,
     MadAgent, MadHandler, MemoryRegion, Port, PortAttributes, PortEvent, PortEventHandler,
@@ -90,6 +93,8 @@ pub type HcaControl = NodeControl<Hca>;
 pub struct HcaResources {
     /// Live queue pairs in the order of their numbers.
     pub queue_pairs: Vec<QpResource>,
+    /// Registered memory regions.
+    pub memory_regions: usize,
     /// Agents of QP1.
     pub agents: Vec<AgentResource>,
     /// Is a subnet manager registered?
@@ -105,7 +110,12 @@ pub struct Hca {
     allocator: Mutex<Allocator>,
     subscribers: ArcSwap<Vec<Arc<dyn PortEventHandler>>>,
     gone: AtomicBool,
+    regions: Arc<Regions>,
+    timers: Timers,
+    clock: OnceLock<Clock>,
 }
+
+type Clock = Box<dyn Fn() -> Instant + Send + Sync>;
 
 impl Hca {
     /// An HCA whose port has no link yet. `sink` gets what control must be fed with.
@@ -140,9 +150,22 @@ impl Hca {
             allocator: Mutex::new(Allocator::new(config.first_qpn)),
             subscribers: ArcSwap::default(),
             gone: AtomicBool::new(false),
+            regions: Arc::default(),
+            timers: Timers::default(),
+            clock: OnceLock::new(),
         });
         let control = NodeControl::new(hca.clone(), &node, Box::new(()));
         (hca, control)
+    }
+
+    /// Connected queue pairs take the time from `clock`, for simulations in virtual time. Only once.
+    pub fn set_clock(&self, clock: impl Fn() -> Instant + Send + Sync + 'static) {
+        // The first stays.
+        let _ = self.clock.set(Box::new(clock));
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.get().map_or_else(Instant::now, |clock| clock())
     }
 
     /// Gives the port its link. The link then reports its state by [`LinkSink::link_changed`].
@@ -178,6 +201,7 @@ impl Hca {
     pub fn resources(&self) -> HcaResources {
         HcaResources {
             queue_pairs: self.table.load().resources(),
+            memory_regions: self.regions.len(),
             agents: self.core.agents(),
             subnet_manager: self.core.has_sm(),
         }
@@ -223,7 +247,8 @@ impl Hca {
                     self.core.drops.add(DropReason::NotOurGid, run.len() as u64)
                 }
                 qpn => match table.qps.get(&qpn) {
-                    Some(qp) => self.deliver_to(qp, attributes, run),
+                    Some(AnyQp::Ud(qp)) => self.deliver_to(qp, attributes, run),
+                    Some(AnyQp::Connected(qp)) => qp.receive(self, attributes, run),
                     None => run.iter().for_each(|p| self.core.receive_absent_qp(p)),
                 },
             }
@@ -358,6 +383,19 @@ impl Plane for Hca {
         port.transmit(std::slice::from_ref(packet), &self.core.drops);
     }
 
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.poll_timeout()
+    }
+
+    fn handle_timeout(&self, now: Instant) {
+        for qpn in self.timers.take(now) {
+            let qp = self.table.load().qps.get(&qpn).cloned();
+            if let Some(AnyQp::Connected(qp)) = qp {
+                qp.handle_timeout(self, now);
+            }
+        }
+    }
+
     fn event(&self, event: PortEvent) {
         self.subscribers
             .load()
@@ -409,17 +447,23 @@ impl Port for Hca {
     }
     fn create_connected_qp(
         &self,
-        _init: ConnectedInit,
-        _handler: Arc<dyn ConnectedHandler>,
+        init: ConnectedInit,
+        handler: Arc<dyn ConnectedHandler>,
     ) -> Result<Arc<dyn ConnectedQueuePair>, VerbsError> {
-        Err(VerbsError::NoResources("connected queue pairs", 0))
+        let hca = self.arc()?;
+        let qp = hca.add_qp(init.qpn, |qpn| {
+            let qp = Arc::new(ConnectedQp::new(qpn, init, handler));
+            (AnyQp::Connected(qp.clone()), qp)
+        })?;
+        Ok(Arc::new(ConnectedHandle { hca, qp }))
     }
     fn register_memory(
         &self,
-        _bytes: Vec<u8>,
-        _access: Access,
+        bytes: Vec<u8>,
+        access: Access,
     ) -> Result<Arc<dyn MemoryRegion>, VerbsError> {
-        Err(VerbsError::NoResources("memory regions", 0))
+        self.arc()?;
+        Ok(Arc::new(self.regions.register(bytes, access)?))
     }
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError> {
         self.arc()?;

@@ -1,15 +1,19 @@
 //! UD queue pairs of an HCA (IBA 10.2, 11.2.4, 11.4.1).
 
+use super::rc::ConnectedQp;
 use super::{CHUNK, Hca, same_destination};
 use crate::node::{DropReason, Lanes, is_own_lid, lane};
 use arrayvec::ArrayVec;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
-use verbs::{PortAttributes, ReceiveHandler, UdInit, UdQueuePair, UdReceive, UdSend, VerbsError};
+use verbs::{
+    AhAttributes, PortAttributes, QpState, ReceiveHandler, UdInit, UdQueuePair, UdReceive, UdSend,
+    VerbsError,
+};
 use wire::mad::attr::PortState;
 use wire::packet::{Bth, Deth, Extended, Grh, Lrh, Opcode, Packet};
-use wire::{Gid, Lid, Psn, QKey, Qpn};
+use wire::{Gid, Lid, PKey, Psn, QKey, Qpn};
 
 /// Most queue pairs of an HCA; each costs a few hundred bytes.
 const MAX_QPS: usize = 1 << 16;
@@ -21,8 +25,10 @@ pub struct QpResource {
     pub qpn: Qpn,
     /// Index in the P_Key table.
     pub pkey_index: u16,
-    /// Its Q_Key.
+    /// Its Q_Key; 0 of a connected one.
     pub q_key: QKey,
+    /// State of a connected one; `None`: unreliable datagrams.
+    pub connected: Option<QpState>,
     /// Groups it is attached to, in order.
     pub groups: Vec<Gid>,
 }
@@ -48,10 +54,17 @@ impl Qp {
     }
 }
 
+/// A queue pair of some service.
+#[derive(Clone)]
+pub(super) enum AnyQp {
+    Ud(Arc<Qp>),
+    Connected(Arc<ConnectedQp>),
+}
+
 /// All queue pairs and their groups; replaced as a whole.
 #[derive(Clone, Default)]
 pub(super) struct QpTable {
-    pub(super) qps: HashMap<Qpn, Arc<Qp>>,
+    pub(super) qps: HashMap<Qpn, AnyQp>,
     pub(super) groups: HashMap<Gid, Vec<Arc<Qp>>>,
 }
 
@@ -69,12 +82,22 @@ impl QpTable {
         };
         let mut all: Vec<_> = self
             .qps
-            .values()
-            .map(|qp| QpResource {
-                qpn: qp.qpn,
-                pkey_index: qp.pkey_index(),
-                q_key: qp.q_key(),
-                groups: groups_of(qp.qpn),
+            .iter()
+            .map(|(qpn, qp)| {
+                let (pkey_index, q_key, connected) = match qp {
+                    AnyQp::Ud(qp) => (qp.pkey_index(), qp.q_key(), None),
+                    AnyQp::Connected(qp) => {
+                        let status = qp.status();
+                        (status.init.pkey_index, QKey(0), Some(status.state))
+                    }
+                };
+                QpResource {
+                    qpn: *qpn,
+                    pkey_index,
+                    q_key,
+                    connected,
+                    groups: groups_of(*qpn),
+                }
             })
             .collect();
         all.sort_unstable_by_key(|r| r.qpn);
@@ -132,20 +155,16 @@ impl UdQp {
         handler: Arc<dyn ReceiveHandler>,
     ) -> Result<UdQp, VerbsError> {
         check_pkey_index(&hca, init.pkey_index)?;
-        let qp = {
-            let mut allocator = hca.allocator.lock();
-            let mut table = QpTable::clone(&hca.table.load());
+        let qp = hca.add_qp(init.qpn, |qpn| {
             let qp = Arc::new(Qp {
-                qpn: allocator.allocate(&table, init.qpn)?,
+                qpn,
                 q_key: AtomicU32::new(init.q_key.0),
                 pkey_index: AtomicU16::new(init.pkey_index),
                 psn: AtomicU32::new(0),
                 handler,
             });
-            table.qps.insert(qp.qpn, qp.clone());
-            hca.table.store(Arc::new(table));
-            qp
-        };
+            (AnyQp::Ud(qp.clone()), qp)
+        })?;
         Ok(UdQp { hca, qp })
     }
 
@@ -173,41 +192,15 @@ impl UdQp {
         if len > mtu {
             return Err(DropReason::TooLong);
         }
-        let p_key = attributes
-            .pkeys
-            .get(usize::from(self.qp.pkey_index()))
-            .copied()
-            .filter(|k| k.base() != 0)
-            .ok_or(DropReason::NoPKey)?;
-        let grh = match ah.grh {
-            None => None,
-            Some(g) => Some(Grh {
-                traffic_class: g.traffic_class,
-                flow_label: g.flow_label,
-                hop_limit: g.hop_limit,
-                sgid: attributes
-                    .gids
-                    .get(usize::from(g.sgid_index))
-                    .copied()
-                    .ok_or(DropReason::NoSourceGid)?,
-                dgid: g.dgid,
-            }),
-        };
+        let Address { lrh, grh, p_key } = address(attributes, lanes, ah, self.qp.pkey_index())?;
         // IBA 10.2.4: a controlled Q_Key in the work request means the queue pair's own.
         let q_key = if send.remote_qkey.0 & 0x8000_0000 != 0 {
             self.qp.q_key()
         } else {
             send.remote_qkey
         };
-        let path_bits = u16::from(ah.src_path_bits) & ((1 << attributes.lmc) - 1);
         Ok(Packet {
-            lrh: Lrh {
-                vl: lane(lanes, 0, ah.sl).ok_or(DropReason::NoLane)?,
-                lver: 0,
-                sl: ah.sl,
-                dlid: ah.dlid,
-                slid: Lid(attributes.lid.0 | path_bits),
-            },
+            lrh,
             grh,
             bth: Bth {
                 opcode: Opcode::UD_SEND_ONLY,
@@ -253,7 +246,81 @@ impl UdQp {
     }
 }
 
-fn check_pkey_index(hca: &Hca, index: u16) -> Result<(), VerbsError> {
+/// The headers that follow from where a packet goes.
+pub(super) struct Address {
+    pub(super) lrh: Lrh,
+    pub(super) grh: Option<Grh>,
+    pub(super) p_key: PKey,
+}
+
+/// Addresses packets of a queue pair, or says why that cannot be.
+pub(super) fn address(
+    attributes: &PortAttributes,
+    lanes: Option<&Lanes>,
+    ah: &AhAttributes,
+    pkey_index: u16,
+) -> Result<Address, DropReason> {
+    let p_key = attributes
+        .pkeys
+        .get(usize::from(pkey_index))
+        .copied()
+        .filter(|k| k.base() != 0)
+        .ok_or(DropReason::NoPKey)?;
+    let grh = match ah.grh {
+        None => None,
+        Some(g) => Some(Grh {
+            traffic_class: g.traffic_class,
+            flow_label: g.flow_label,
+            hop_limit: g.hop_limit,
+            sgid: attributes
+                .gids
+                .get(usize::from(g.sgid_index))
+                .copied()
+                .ok_or(DropReason::NoSourceGid)?,
+            dgid: g.dgid,
+        }),
+    };
+    let path_bits = u16::from(ah.src_path_bits) & ((1 << attributes.lmc) - 1);
+    let lrh = Lrh {
+        vl: lane(lanes, 0, ah.sl).ok_or(DropReason::NoLane)?,
+        lver: 0,
+        sl: ah.sl,
+        dlid: ah.dlid,
+        slid: Lid(attributes.lid.0 | path_bits),
+    };
+    Ok(Address { lrh, grh, p_key })
+}
+
+impl Hca {
+    /// Puts the queue pair that `make` makes of a free number, or of the `wanted` one, into the table.
+    pub(super) fn add_qp<T>(
+        &self,
+        wanted: Option<Qpn>,
+        make: impl FnOnce(Qpn) -> (AnyQp, T),
+    ) -> Result<T, VerbsError> {
+        let mut allocator = self.allocator.lock();
+        let mut table = QpTable::clone(&self.table.load());
+        let qpn = allocator.allocate(&table, wanted)?;
+        let (qp, made) = make(qpn);
+        table.qps.insert(qpn, qp);
+        self.table.store(Arc::new(table));
+        Ok(made)
+    }
+
+    /// Takes a queue pair and its memberships out of the table.
+    pub(super) fn remove_qp(&self, qpn: Qpn) {
+        let _changing = self.allocator.lock();
+        let mut table = QpTable::clone(&self.table.load());
+        table.qps.remove(&qpn);
+        table.groups.retain(|_, members| {
+            members.retain(|m| m.qpn != qpn);
+            !members.is_empty()
+        });
+        self.table.store(Arc::new(table));
+    }
+}
+
+pub(super) fn check_pkey_index(hca: &Hca, index: u16) -> Result<(), VerbsError> {
     match hca.core.attributes.load().pkeys.get(usize::from(index)) {
         Some(key) if key.base() != 0 => Ok(()),
         _ => Err(VerbsError::BadPKeyIndex(index)),
@@ -320,13 +387,6 @@ impl UdQueuePair for UdQp {
 
 impl Drop for UdQp {
     fn drop(&mut self) {
-        let _changing = self.hca.allocator.lock();
-        let mut table = QpTable::clone(&self.hca.table.load());
-        table.qps.remove(&self.qp.qpn);
-        table.groups.retain(|_, members| {
-            members.retain(|m| !Arc::ptr_eq(m, &self.qp));
-            !members.is_empty()
-        });
-        self.hca.table.store(Arc::new(table));
+        self.hca.remove_qp(self.qp.qpn);
     }
 }

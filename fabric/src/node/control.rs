@@ -27,6 +27,8 @@ pub enum NodeInput {
     Query(MadReceived),
     /// The physical link of some port changed.
     LinkChanged,
+    /// The data plane waits for something earlier than before.
+    TimerSet,
     /// Data came in by this port, which was Armed.
     DataOnArmed(u8),
     /// The node shall call itself this from now on (NodeDescription).
@@ -118,7 +120,7 @@ impl<P: NodePlane> NodeControl<P> {
                     self.capability_changed(now, true);
                 }
             }
-            NodeInput::LinkChanged | NodeInput::SmChanged => {}
+            NodeInput::LinkChanged | NodeInput::TimerSet | NodeInput::SmChanged => {}
         }
         self.settle(now);
     }
@@ -130,6 +132,7 @@ impl<P: NodePlane> NodeControl<P> {
             .chain(self.traps.poll_timeout())
             .chain(self.sma.lease_until)
             .chain(self.pma.poll_timeout())
+            .chain(self.plane.poll_timeout())
             .min()
     }
 
@@ -143,6 +146,7 @@ impl<P: NodePlane> NodeControl<P> {
             }
         }
         self.pma.handle_timeout(now, self.plane.core());
+        self.plane.handle_timeout(now);
         if self.sma.lease_until.is_some_and(|t| t <= now) {
             // IBA 14.2.4.2: nobody who knows the key came; whoever comes may take over.
             self.sma.lease_until = None;

@@ -68,6 +68,8 @@ reasons! {
     NoLane = "no-virtual-lane",
     /// The DGID of a unicast packet is none of the port's.
     NotOurGid = "not-our-gid",
+    /// Connected queue pair: the packet's source is not its peer.
+    WrongPeer = "wrong-peer",
     /// Switch: the forwarding tables know no way to the destination.
     NoRoute = "no-route",
     /// Switch: the only way out is the way in.

@@ -8,6 +8,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Instant;
 use verbs::{GrhInfo, MadHandler, MadReceived, MadSend, PortAttributes, PortEvent};
 use wire::mad::attr::PortState;
 use wire::mad::{MadBytes, Method, MgmtClass};
@@ -54,6 +55,12 @@ pub(crate) trait Plane: Send + Sync + 'static {
     fn core(&self) -> &NodeCore;
     /// Sends a LID-routed packet of the end port into the subnet. Its DLID is not an own one.
     fn send_by_lid(&self, packet: &Packet<'_>);
+    /// When [`Plane::handle_timeout`] wants to be called; looked at after each input.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+    /// Does what is due at `now`.
+    fn handle_timeout(&self, _now: Instant) {}
     /// Tells the users of the port.
     fn event(&self, _event: PortEvent) {}
 }

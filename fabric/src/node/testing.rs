@@ -34,6 +34,8 @@ impl<P: NodePlane> Control for NodeControl<P> {
 /// Nodes and their controls.
 pub(crate) struct Net {
     pub(crate) now: Instant,
+    /// The same, for the HCAs.
+    clock: Arc<Mutex<Instant>>,
     queue: Arc<Mutex<VecDeque<(usize, NodeInput)>>>,
     controls: Vec<Box<dyn Control>>,
     pub(crate) cables: Vec<LocalCable>,
@@ -41,8 +43,10 @@ pub(crate) struct Net {
 
 impl Net {
     pub(crate) fn new() -> Net {
+        let now = Instant::now();
         Net {
-            now: Instant::now(),
+            now,
+            clock: Arc::new(Mutex::new(now)),
             queue: Arc::default(),
             controls: Vec::new(),
             cables: Vec::new(),
@@ -59,6 +63,8 @@ impl Net {
 
     pub(crate) fn hca(&mut self, guid: u64) -> Arc<Hca> {
         let (hca, control) = Hca::new(HcaConfig::new(Guid(guid), "test HCA"), self.sink());
+        let clock = self.clock.clone();
+        hca.set_clock(move || *clock.lock());
         self.controls.push(Box::new(control));
         hca
     }
@@ -111,15 +117,20 @@ impl Net {
             .min()
             .filter(|t| *t <= end)
         {
-            self.now = self.now.max(due);
-            let now = self.now;
+            let now = self.now.max(due);
+            self.set_now(now);
             self.controls
                 .iter_mut()
                 .filter(|c| c.poll_timeout().is_some_and(|t| t <= now))
                 .for_each(|c| c.handle_timeout(now));
             self.run();
         }
-        self.now = end;
+        self.set_now(end);
+    }
+
+    fn set_now(&mut self, now: Instant) {
+        self.now = now;
+        *self.clock.lock() = now;
     }
 }
 

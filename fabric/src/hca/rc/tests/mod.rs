@@ -1,0 +1,4 @@
+mod hca;
+mod model;
+mod pair;
+mod rules;
