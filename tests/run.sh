@@ -27,6 +27,11 @@ if ((EUID == 0)) && [[ ! -e /dev/net/tun ]]; then
     mknod /dev/net/tun c 10 200 || echo "tests/run.sh: there is no /dev/net/tun and it cannot be made"
 fi
 
+# A test that hangs ends its test binary, and so shows.
+host=$(rustc -vV | sed -n 's/^host: //p')
+runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$host")_RUNNER
+[[ -v $runner ]] || export "$runner=timeout -k 10 900"
+
 log=$(mktemp)
 trap 'rm -f -- "$log"' EXIT
 status=0

@@ -9,8 +9,8 @@ use model::{MS, Model, two_switches, up};
 use std::time::{Duration, Instant};
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::broadcast_gid;
-use wire::mad::MadStatus;
 use wire::mad::attr::*;
+use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Gid, Guid, Lid, PKey};
 
 const HCAS: std::ops::Range<usize> = 0..4;
@@ -588,6 +588,33 @@ fn a_silent_master_is_replaced_in_bounded_time_and_lids_stay() {
     assert_eq!(HCAS.map(|n| m.lid(n)).collect::<Vec<_>>(), lids);
     assert_all_talk(&m, &[0, 1, 2]);
     assert_eq!([0, 1, 2].map(|n| m.nodes[n].ports[1].reregistered), [2; 3]);
+}
+
+/// Nothing of a running subnet is taken apart while a node takes its time to answer another manager.
+#[test]
+fn who_takes_over_finds_all_before_it_writes() {
+    for (late, handed_over) in [(150 * MS, false), (300 * MS, false), (300 * MS, true)] {
+        let mut m = up(SmConfig::default());
+        other_sm(&mut m, 3, SmState::MASTER);
+        m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
+        m.run(SEC);
+        assert_eq!(m.sm.state(), SmState::STANDBY);
+        m.slow = Some((2, late));
+        m.nodes[3].ports[1].info.capability_mask = CapabilityMask(0);
+        let giver = m.nodes[3].sm.take().unwrap();
+        if handed_over {
+            let smp = Smp::lid_routed(Method::SET, AttrId::SM_INFO, 1, 77).with_data(&giver.emit());
+            m.from(3, smp);
+        }
+        let sets = m.sets;
+        for _ in 0..5000 {
+            m.run(MS);
+            assert_eq!(m.follow(0, m.lid(2)), Some(2));
+        }
+        assert_eq!(m.sm.state(), SmState::MASTER);
+        assert!(m.sets > sets);
+        assert_all_talk(&m, &[0, 1, 2, 3]);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `ipoib fault`: each command once, on a running subnet.
 
-use crate::subnet::{Background, IPOIB, Subnet, run, succeed, wait_until, words};
+use crate::subnet::{Background, IPOIB, LONGEST, Subnet, run, succeed, wait_until, words};
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
@@ -30,7 +30,7 @@ impl Subnet {
 
     /// Lost packets of a ping that another thing happens to in between.
     fn lost(&self, line: &str, during: impl FnOnce()) -> u32 {
-        let mut ping = self.on(1, line);
+        let mut ping = self.on(1, &format!("{LONGEST} {line}"));
         ping.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut ping = Background(ping.spawn().unwrap());
         during();

@@ -4,7 +4,6 @@ use crate::subnet::wait_until;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -48,7 +47,10 @@ impl Guest {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = tempfile::tempdir().unwrap();
         let log = File::create(place.path().join("log")).unwrap();
-        let child = Command::new(peer.join("run-guest.sh"))
+        // All that the script starts dies with it: the first process of a process namespace.
+        let child = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(peer.join("run-guest.sh"))
             .arg(port)
             .arg(format!(
                 "nc 10.0.2.2 {} -e sh",
@@ -57,8 +59,6 @@ impl Guest {
             .env("GUID", format!("{guid:016x}"))
             .env("TIMEOUT", "600")
             .env("KLOG", place.path().join("klog"))
-            // A group of its own: the script starts the emulator in the background of pipes.
-            .process_group(0)
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -166,12 +166,9 @@ impl Waiting {
     }
 }
 
-/// Kills the script's whole group: the emulator is its grandchild.
+/// At once, with the emulator.
 fn end(child: &mut Child) {
-    if let Ok(None) = child.try_wait()
-        && let Some(group) = rustix::process::Pid::from_raw(child.id() as i32)
-    {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::TERM);
-    }
+    // It may have ended by itself.
+    let _ = child.kill();
     let _ = child.wait();
 }

@@ -1,16 +1,27 @@
 //! A subnet of the scripts, for one test.
 
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fmt::Debug;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The program under test.
 pub(crate) const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
-/// How often something is asked that becomes true in its own time, and how long it is waited for in between.
-const ASK: (u32, Duration) = (400, Duration::from_millis(50));
+/// How long something may take to become true in its own time, and how long it is waited for in between.
+const PATIENCE: Duration = Duration::from_secs(40);
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long a command may take that ends by itself.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Before a command that goes on in the background until it ends by itself.
+pub(crate) const LONGEST: &str = "timeout -k 5 90";
+/// How long a subnet lives at most: a test that takes longer hangs.
+const LIFE: Duration = Duration::from_secs(300);
 
 /// Names that no other test has, of this run or of another one.
 pub(crate) fn unique() -> String {
@@ -52,15 +63,15 @@ pub(crate) fn wait_until<T: Debug>(
     mut ask: impl FnMut() -> T,
     is_right: impl Fn(&T) -> bool,
 ) -> T {
-    let mut answer = ask();
-    for _ in 0..ASK.0 {
+    let begin = Instant::now();
+    loop {
+        let answer = ask();
         if is_right(&answer) {
             return answer;
         }
-        std::thread::sleep(ASK.1);
-        answer = ask();
+        assert!(begin.elapsed() < PATIENCE, "{what}: still {answer:#?}");
+        std::thread::sleep(PAUSE);
     }
-    panic!("{what}: still {answer:#?}");
 }
 
 /// Runs to the end; the command must succeed.
@@ -78,10 +89,32 @@ pub(crate) fn succeed(command: &mut Command) -> String {
 
 #[track_caller]
 pub(crate) fn run(command: &mut Command) -> Output {
-    command
+    let spawned = command
         .stdin(Stdio::null())
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    finish(spawned, LIMIT, &format!("{command:?}"))
+}
+
+/// Waits for the end of a child that leads a process group. If that takes too long the group is killed, and the test fails.
+#[track_caller]
+pub(crate) fn finish(child: Child, limit: Duration, what: &str) -> Output {
+    let group = Pid::from_child(&child);
+    let (ended, end) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let late = end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
+        // It may end just now.
+        late.then(|| kill_process_group(group, Signal::KILL))
+            .is_some()
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    let killed = watchdog.join().unwrap();
+    assert!(!killed, "{what}: no end in {limit:?}: {}", words(&output));
+    output
 }
 
 /// All that a command said.
@@ -114,6 +147,8 @@ impl Drop for Background {
 pub(crate) struct Subnet {
     pub(crate) prefix: String,
     place: TempDir,
+    /// Dropping it tells the watchdog that all is well.
+    _alive: mpsc::Sender<()>,
 }
 
 impl Subnet {
@@ -121,6 +156,7 @@ impl Subnet {
         Subnet {
             prefix: unique(),
             place: tempfile::tempdir().unwrap(),
+            _alive: watchdog(),
         }
     }
 
@@ -151,12 +187,14 @@ impl Subnet {
         let subnet = Subnet::new();
         let mut up = subnet.script("up.sh");
         let up = up.arg(hosts.to_string()).args(fabric);
-        let mut up = Background(up.stdout(Stdio::null()).spawn().unwrap());
+        let mut up = Background(up.stdout(Stdio::null()).process_group(0).spawn().unwrap());
         let listens = || std::fs::read_to_string(subnet.directory().join("fabric.url"));
         let listens = || listens().unwrap_or_default();
         wait_until("the fabric listens", listens, |url| url.ends_with('\n'));
         let managers = manage(&subnet);
-        assert!(up.0.wait().unwrap().success(), "up.sh failed");
+        let ended = || up.0.try_wait().unwrap();
+        let ended = wait_until("up.sh ends", ended, Option::is_some);
+        assert!(ended.unwrap().success(), "up.sh failed");
         Some((subnet, managers))
     }
 
@@ -224,6 +262,11 @@ impl Subnet {
         self.ask("fabric", &format!("fabric@{}", self.port()))
     }
 
+    /// `ipoib show stats` of the fabric.
+    pub(crate) fn show_fabric_stats(&self) -> serde_json::Value {
+        self.ask("stats", &format!("fabric@{}", self.port()))
+    }
+
     /// A program on a node, by `ipoib diag`: did it succeed, and all that it said.
     pub(crate) fn diag(&self, node: &str, line: &str) -> (bool, String) {
         let mut diag = Command::new(IPOIB);
@@ -282,11 +325,7 @@ impl Subnet {
     /// SIGKILL to `fabric` or `hostK`, and waits until the process is gone.
     pub(crate) fn kill(&self, name: &str) {
         let pid = self.pid(name);
-        rustix::process::kill_process(
-            rustix::process::Pid::from_raw(pid).unwrap(),
-            rustix::process::Signal::KILL,
-        )
-        .unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
         wait_until("the process ends", || runs(pid), |runs| !runs);
     }
 
@@ -296,6 +335,23 @@ impl Subnet {
             .trim_end()
             .to_owned()
     }
+}
+
+/// Ends all tests, and says what runs, if what it returns lives too long: better than to hang for ever.
+fn watchdog() -> mpsc::Sender<()> {
+    let (alive, life) = mpsc::channel();
+    let test = std::thread::current().name().unwrap_or_default().to_owned();
+    std::thread::spawn(move || {
+        if life.recv_timeout(LIFE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let ps = command("ps -e -H -ww -o pid,stat,wchan:20,etime,args").output();
+            let processes = ps.map(|output| words(&output)).unwrap_or_default();
+            // The harness keeps what goes through `eprintln`.
+            let said = format!("{test} hangs; these processes run:\n{processes}\n");
+            let _ = std::io::stderr().write_all(said.as_bytes());
+            std::process::exit(101);
+        }
+    });
+    alive
 }
 
 /// Is there such a process, and is it not just waiting for its parent to ask how it ended?

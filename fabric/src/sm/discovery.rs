@@ -454,6 +454,7 @@ impl SubnetManager {
         };
         let old = port.info.replace(info);
         let (lid, link, announced) = (port.lid, port.link, port.announced);
+        self.careful |= self.first_look && id.1 != 0 && info.port_state == PortState::ACTIVE;
         let is_end_port = port.guid.0 != 0;
         let changed = old.is_none_or(|o| {
             o.port_state != info.port_state || o.lid != info.lid || o.mtu_cap != info.mtu_cap

@@ -122,6 +122,7 @@ impl SubnetManager {
     /// Starts from nothing.
     pub(super) fn rediscover(&mut self, now: Instant) {
         self.state = SmState::DISCOVERING;
+        (self.first_look, self.careful) = (true, false);
         self.master = None;
         self.next_poll = None;
         self.topo = Topology::new(self.config.lmc);

@@ -92,6 +92,10 @@ pub struct SubnetManager {
     last_sweep: Option<Instant>,
     /// A discovery request was answered since.
     progress: bool,
+    /// Nothing that was found since the start is put to use yet.
+    first_look: bool,
+    /// In it, links were found Active: packets cross what was not found yet, so nothing is put to use before all is found.
+    careful: bool,
     now: Option<Instant>,
     out_smp: VecDeque<MadSend>,
 }
@@ -129,6 +133,8 @@ impl SubnetManager {
             patience: election::PATIENCE,
             last_sweep: None,
             progress: false,
+            first_look: true,
+            careful: false,
             now: None,
             out_smp: VecDeque::new(),
             config,
@@ -238,15 +244,18 @@ impl SubnetManager {
 
     /// What follows from whatever was just handled.
     fn after(&mut self, now: Instant) {
+        self.careful = self.careful && !self.smps.discovery_ended();
+        let due = self.next_settle.is_some_and(|at| at <= now);
         if !self.dirty {
             (self.next_settle, self.dirty_since) = (None, None);
-        } else if self.smps.discovery_settled() || self.next_settle.is_some_and(|at| at <= now) {
+        } else if !self.careful && (due || self.smps.discovery_settled()) {
             (self.next_settle, self.dirty_since) = (None, None);
+            self.first_look = false;
             self.settle(now);
-        } else if std::mem::take(&mut self.progress) || self.next_settle.is_none() {
+        } else if std::mem::take(&mut self.progress) || due || self.next_settle.is_none() {
             // The first sweep decides who is master: it is not cut short.
             let latest = match self.state {
-                SmState::MASTER => *self.dirty_since.get_or_insert(now) + LATEST,
+                SmState::MASTER if !self.careful => *self.dirty_since.get_or_insert(now) + LATEST,
                 _ => now + QUIET,
             };
             self.next_settle = Some(latest.min(now + QUIET));

@@ -237,7 +237,14 @@ impl SmpQueue {
     pub(super) fn discovery_settled(&self) -> bool {
         self.fresh == 0
     }
-    /// The same of forwarding tables.
+    /// No discovery request is on the way at all, but to ask other managers.
+    pub(super) fn discovery_ended(&self) -> bool {
+        let parked = self.suspects.values().flatten();
+        let mut in_flight = self.in_flight.values().map(|(_, t)| t).chain(parked);
+        let looks = |p: &Purpose| p.discovers() && !matches!(p, Purpose::AskSm(_));
+        self.fresh == 0 && !in_flight.any(|t| looks(&t.purpose))
+    }
+    /// [`Self::discovery_settled`] of forwarding tables.
     pub(super) fn lft_settled(&self) -> bool {
         self.fresh_lft == 0
     }

@@ -43,6 +43,8 @@ pub struct Model {
     pub sa_out: Vec<MadSend>,
     /// Sets of anything but SwitchInfo, by which PortStateChange is cleared.
     pub sets: u64,
+    /// A node that answers so late.
+    pub slow: Option<(usize, Duration)>,
     /// A multicast LID whose tables are examined after each change, and how often they had a circle.
     pub watched: Option<Lid>,
     pub circles: u32,
@@ -63,6 +65,7 @@ impl Model {
             sequence: 0,
             sa_out: Vec::new(),
             sets: 0,
+            slow: None,
             watched: None,
             circles: 0,
         }
@@ -217,10 +220,15 @@ impl Model {
         }
         let smp =
             Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, 0x77).with_data(&notice.emit()[..64]);
-        self.deliver(info.lid, Qpn::SMI, smp.emit());
+        self.deliver(info.lid, Qpn::SMI, smp.emit(), Duration::ZERO);
     }
 
-    fn deliver(&mut self, slid: Lid, qp: Qpn, mad: MadBytes) {
+    /// A LID routed SMP of an HCA to the manager.
+    pub fn from(&mut self, node: usize, smp: Smp) {
+        self.deliver(self.lid(node), Qpn::SMI, smp.emit(), Duration::ZERO);
+    }
+
+    fn deliver(&mut self, slid: Lid, qp: Qpn, mad: MadBytes, late: Duration) {
         if self.loss > 0 && self.random() % 1000 < self.loss {
             return;
         }
@@ -235,10 +243,8 @@ impl Model {
             mad: Box::new(mad),
         };
         self.sequence += 1;
-        self.queue.insert(
-            (self.now + Duration::from_micros(20), self.sequence),
-            received,
-        );
+        let at = self.now + Duration::from_micros(20) + late;
+        self.queue.insert((at, self.sequence), received);
     }
 
     /// Runs until nothing happens for 50 ms, or at most `limit`.
@@ -284,7 +290,11 @@ impl Model {
         let Some(mut smp) = Smp::parse(&send.mad[..]) else {
             panic!("not an SMP")
         };
-        if smp.header.method == Method::TRAP_REPRESS || smp.header.method.is_response() {
+        let unanswered = smp.header.method == Method::TRAP_REPRESS
+            || smp.header.method.is_response()
+            // To another manager, of the taking over.
+            || (smp.header.attr_id == AttrId::SM_INFO && !smp.is_directed());
+        if unanswered {
             return;
         }
         assert!(smp.is_directed());
@@ -317,7 +327,9 @@ impl Model {
             self.circles += u32::from(self.watched.is_some_and(|mlid| self.has_circle(mlid)));
         }
         let response = smp.response(status);
-        self.deliver(Lid::PERMISSIVE, Qpn::SMI, response.emit());
+        let late = self.slow.filter(|(node, _)| *node == at);
+        let late = late.map_or(Duration::ZERO, |(_, late)| late);
+        self.deliver(Lid::PERMISSIVE, Qpn::SMI, response.emit(), late);
     }
 
     /// Has the SMP the M_Key of the node's port? (IBA 14.2.4)
@@ -542,7 +554,7 @@ impl Model {
     pub fn ask(&mut self, node: usize, mad: SaMad) -> SaMad {
         self.sa_out.clear();
         let lid = self.lid(node);
-        self.deliver(lid, Qpn::GSI, mad.emit());
+        self.deliver(lid, Qpn::GSI, mad.emit(), Duration::ZERO);
         self.run(MS);
         let tid = mad.header.tid;
         let answers = self
@@ -558,7 +570,7 @@ impl Model {
     /// Sends to the SA, whatever comes of it.
     pub fn tell(&mut self, node: usize, mad: SaMad) {
         let lid = self.lid(node);
-        self.deliver(lid, Qpn::GSI, mad.emit());
+        self.deliver(lid, Qpn::GSI, mad.emit(), Duration::ZERO);
         self.run(MS);
     }
 
