@@ -2,8 +2,8 @@
 //!
 //! [`SubnetManager`] is fed with what arrives for QP0 and QP1 at its port, and drained of what to send. [`runner::SmPort`] binds it to a node.
 //!
-//! * `discovery`, `topology`: sweeps and what they found
-//! * `configure`, `lids`, `routing`: what the subnet shall be, and the Sets that make it so
+//! * `sweep`, `discovery`, `losses`, `topology`: what is asked, found and lost
+//! * `configure`, `lids`, `routing`, `ports`, `multicast`: what the subnet shall be, and the Sets that make it so
 //! * [`partitions`]: files that say who may talk to whom
 //! * `election`: several managers
 //! * `faults`: what is broken on purpose
@@ -17,11 +17,15 @@ mod discovery;
 mod election;
 mod faults;
 mod lids;
+mod losses;
+mod multicast;
 pub mod partitions;
+mod ports;
 mod routing;
 pub mod runner;
 mod sa;
 mod smp;
+mod sweep;
 mod topology;
 mod view;
 

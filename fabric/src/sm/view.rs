@@ -119,7 +119,7 @@ impl SubnetManager {
         self.sa.groups().iter().map(view).collect()
     }
 
-    /// Who subscribed to what, by port GID, in the order of the requests.
+    /// Who subscribed to what, by port GID; in the order of the requests those to one trap.
     pub fn subscriptions(&self) -> impl Iterator<Item = (Gid, &InformInfo)> {
         self.sa.subscriptions()
     }

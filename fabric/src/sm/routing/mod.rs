@@ -2,11 +2,13 @@
 //! destinations spread evenly over equally good ways, those of one port (LMC) over as different ones as there are.
 
 mod graph;
+mod tree;
 
 use super::config::RoutingEngine;
 use super::topology::{Node, NodeId, PortId, Topology};
 use graph::{Graph, Way};
 use std::collections::{BTreeMap, HashMap};
+use tree::Tree;
 use wire::{Guid, Lid};
 
 /// No port: the switch drops (IBA 14.2.5.10).
@@ -35,8 +37,8 @@ pub(super) struct Routing {
     load: Vec<Vec<u32>>,
     /// Spanning tree of all switches, for multicast: by switch, the way up.
     parent: Vec<Option<Way>>,
-    /// All switches, each before its parent.
-    leaves_first: Vec<usize>,
+    /// By multicast LID.
+    trees: HashMap<Lid, Tree>,
 }
 
 impl Routing {
@@ -94,7 +96,7 @@ impl Routing {
                 .map(|id| topo.node(*id).map_or(Guid::default(), |n| n.guid()))
                 .collect();
             self.graph = Graph::new(ways, engine, &guids, &self.hosts);
-            self.span();
+            self.parent = self.graph.span();
             self.load = self
                 .switches
                 .iter()
@@ -133,18 +135,9 @@ impl Routing {
         places.collect()
     }
 
-    fn span(&mut self) {
-        self.parent = self.graph.span();
-        let depth = |mut ix: usize| {
-            let mut depth = 0;
-            while let Some(way) = self.parent[ix] {
-                (ix, depth) = (way.to, depth + 1);
-            }
-            depth
-        };
-        self.leaves_first = (0..self.switches.len()).collect();
-        self.leaves_first
-            .sort_by_key(|ix| std::cmp::Reverse(depth(*ix)));
+    /// A switch and those between it and the root of multicast.
+    fn upwards(&self, switch: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(switch), |ix| Some(self.parent[*ix]?.to))
     }
 
     /// Enters destinations into the table of a switch. With a new graph what it had stays as far as that is still a way and no more than the
@@ -296,44 +289,4 @@ impl Routing {
         }
         false
     }
-
-    /// Port masks of a group's tree: the ports to `members` (a switch and its port each), for all switches that lie between them, pruned where
-    /// no member lies behind. `senders` only need a way in.
-    pub(super) fn tree(
-        &self,
-        members: &[PortId],
-        senders: &[PortId],
-    ) -> BTreeMap<usize, [u16; 16]> {
-        let mut below = vec![0_u32; self.switches.len()];
-        let mut masks: BTreeMap<usize, [u16; 16]> = BTreeMap::new();
-        let mut total = 0;
-        for (list, receives) in [(members, true), (senders, false)] {
-            for at in list {
-                let Some(&switch) = self.index.get(&at.0) else {
-                    continue;
-                };
-                let mask = masks.entry(switch).or_default();
-                if receives {
-                    set(mask, at.1);
-                }
-                below[switch] += 1;
-                total += 1;
-            }
-        }
-        for &ix in &self.leaves_first {
-            if below[ix] == 0 || below[ix] == total {
-                continue;
-            }
-            if let Some(way) = self.parent[ix] {
-                below[way.to] += below[ix];
-                set(masks.entry(ix).or_default(), way.port);
-                set(masks.entry(way.to).or_default(), way.peer_port);
-            }
-        }
-        masks
-    }
-}
-
-fn set(mask: &mut [u16; 16], port: u8) {
-    mask[usize::from(port / 16)] |= 1 << (port % 16);
 }

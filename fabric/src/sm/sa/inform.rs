@@ -52,10 +52,14 @@ struct News {
     notice: Notice,
     gid: Gid,
     audience: Audience,
-    /// Subscriptions that are left.
-    left: Range<u64>,
-    started: bool,
+    /// Subscriptions that are left: to this trap, to all.
+    left: [Range<SubscriptionId>; 2],
+    /// Its place among all that there ever were.
+    number: u64,
 }
+
+/// Trap number and place among all requests.
+type SubscriptionId = (u16, u64);
 
 struct Report {
     to: Lid,
@@ -65,11 +69,14 @@ struct Report {
 }
 
 pub(super) struct Informs {
-    /// In the order of the requests.
-    subscriptions: BTreeMap<u64, Subscription>,
-    by_port: HashMap<Guid, Vec<u64>>,
+    /// By trap, in the order of the requests.
+    subscriptions: BTreeMap<SubscriptionId, Subscription>,
+    by_port: HashMap<Guid, Vec<SubscriptionId>>,
     next: u64,
     news: VecDeque<News>,
+    /// The last news of a GID that nobody was told yet.
+    untold: HashMap<Gid, (TrapNumber, u64)>,
+    next_news: u64,
     reports: BTreeMap<u32, Report>,
     deadlines: BTreeSet<(Instant, u32)>,
     next_tid: u32,
@@ -83,6 +90,8 @@ impl Informs {
             by_port: HashMap::new(),
             next: 0,
             news: VecDeque::new(),
+            untold: HashMap::new(),
+            next_news: 0,
             reports: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             next_tid: first_tid,
@@ -126,14 +135,15 @@ impl Informs {
             ..asked
         };
         let of_port = self.by_port.entry(port.guid).or_default();
-        let is_same = |id: &&u64| self.subscriptions.get(id).is_some_and(|s| s.info == info);
+        let is_same =
+            |id: &&SubscriptionId| self.subscriptions.get(id).is_some_and(|s| s.info == info);
         match (subscribe, of_port.iter().find(is_same).copied()) {
             (true, None) if of_port.len() >= MAX_PER_PORT => {
                 return Err(MadStatus::SA_NO_RESOURCES);
             }
             // The way to the subscriber may have changed.
             (true, found) => {
-                let id = found.unwrap_or(self.next);
+                let id = found.unwrap_or((info.trap_number.0, self.next));
                 if found.is_none() {
                     of_port.push(id);
                     self.next += 1;
@@ -194,8 +204,7 @@ impl Informs {
         audience: Audience,
         out: &mut VecDeque<MadSend>,
     ) {
-        let last = self.news.iter().rev().find(|news| news.gid == gid);
-        if last.is_some_and(|last| !last.started && last.notice.trap_number == trap) {
+        if self.untold.get(&gid).is_some_and(|(last, _)| *last == trap) {
             return;
         }
         if self.news.len() >= MAX_NEWS {
@@ -207,9 +216,11 @@ impl Informs {
             notice: Notice::gid_event(trap, gid, subnet.own_lid(), issuer_gid),
             gid,
             audience,
-            left: 0..self.next,
-            started: false,
+            left: [trap, TrapNumber::ALL].map(|trap| (trap.0, 0)..(trap.0, self.next)),
+            number: self.next_news,
         });
+        self.untold.insert(gid, (trap, self.next_news));
+        self.next_news += 1;
         self.pump(now, subnet, out);
     }
 
@@ -218,12 +229,19 @@ impl Informs {
         while self.reports.len() < WINDOW
             && let Some(news) = self.news.front_mut()
         {
-            news.started = true;
-            let Some((&id, s)) = self.subscriptions.range(news.left.clone()).next() else {
+            let last = self.untold.get(&news.gid);
+            if last.is_some_and(|(_, number)| *number == news.number) {
+                self.untold.remove(&news.gid);
+            }
+            let next = news.left.iter_mut().find_map(|left| {
+                let (&id, s) = self.subscriptions.range(left.clone()).next()?;
+                left.start = (id.0, id.1 + 1);
+                Some(s)
+            });
+            let Some(s) = next else {
                 self.news.pop_front();
                 continue;
             };
-            news.left.start = id + 1;
             let port = subnet.topo.port(s.port);
             if !wants(&s.info, &news.notice) || !port.is_some_and(|p| news.audience.has(p)) {
                 continue;
@@ -308,11 +326,10 @@ impl Informs {
     }
 }
 
-/// Does a subscription cover the notice?
+/// Does a subscription to its trap cover the notice?
 fn wants(info: &InformInfo, notice: &Notice) -> bool {
     let source = info.gid != Gid::default();
     info.is_generic == 1
-        && (info.trap_number == TrapNumber::ALL || info.trap_number == notice.trap_number)
         && (info.notice_type == 0xffff || info.notice_type == u16::from(notice.notice_type.0))
         && (info.producer_type.0 == 0xff_ffff || info.producer_type == notice.producer_type)
         && if source {

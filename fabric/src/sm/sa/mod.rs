@@ -9,12 +9,12 @@ mod records;
 mod rmpp;
 mod service;
 
-pub(super) use member::Group;
+pub(super) use member::{Change, Group, Member};
 
 use super::config::SmConfig;
 use super::counters::{Counter, Counters};
 use super::topology::{PortData, PortId, Topology};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use verbs::{MadReceived, MadSend};
 use wire::mad::attr::{
@@ -361,12 +361,9 @@ impl Sa {
     pub(super) fn has_dirty_groups(&self) -> bool {
         self.groups.has_dirty()
     }
-    /// Multicast LIDs whose trees must be made anew, with the attachments of those who receive and those who only send.
-    pub(super) fn take_dirty_groups(
-        &mut self,
-        topo: &Topology,
-    ) -> Vec<(Lid, Vec<PortId>, Vec<PortId>)> {
-        self.groups.take_dirty(topo)
+    /// Multicast LIDs whose trees must change.
+    pub(super) fn take_dirty_groups(&mut self) -> BTreeMap<Lid, Change> {
+        self.groups.take_dirty()
     }
     pub(super) fn groups(&self) -> &member::Groups {
         &self.groups
