@@ -299,5 +299,5 @@ fn every_pattern_of_loss_reordering_and_duplication_gives_order_or_an_error() {
         }
     }
     println!("{done} of {} directions came to their end", 2 * count);
-    assert!(count == 1 || done > count, "most schedules can be mastered");
+    assert!(count == 1 || done * 10 > count * 17, "most can be mastered");
 }
