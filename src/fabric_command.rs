@@ -43,10 +43,13 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     } else {
         args.allow
     };
-    if !address.ip().is_loopback() && allow.is_empty() {
-        bail!(
-            "--listen {address} is not a loopback address: say which hosts may connect, with --allow CIDR"
-        );
+    let umad = args.umad.map(|UdpUrl(address)| ("--umad", address));
+    for (option, address) in [("--listen", address)].into_iter().chain(umad) {
+        if !address.ip().is_loopback() && allow.is_empty() {
+            bail!(
+                "{option} {address} is not a loopback address: say who may connect, with --allow CIDR"
+            );
+        }
     }
     if args.partitions.is_some() {
         file.partitions = args.partitions;

@@ -1,38 +1,23 @@
 //! Subnets of many switches: management of all nodes, hosts in the places that the topology gives them, faulty routes. No privileges.
 
-use datapath::InterfaceConfig;
+mod hosts;
+
 use fabric::link::LinkSink;
 use fabric::link::udp::{ListenConfig, UdpLink};
 use fabric::node::DropReason;
 use fabric::sm::SmConfig;
-use fabric::topology::{Shape, Topology};
-use ipoib::cli::InterfaceAddress;
-use ipoib::node::NodeConfig;
+use fabric::topology::Topology;
+use hosts::{fat_tree, guid, host, reaches, until};
 use ipoib::stack::Stack;
 use ipoib::subnet::Subnet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use verbs::{MadReceived, MadSend};
 use wire::mad::attr::{LinearForwardingTable, PortState, SwitchInfo};
 use wire::mad::{AttrId, Method, MgmtClass, Smp};
 use wire::packet::Packet;
 use wire::{Guid, Lid, PKey, QKey, Qpn, RateCode, ServiceLevel};
-
-/// Bounds every wait; a subnet of this size needs a hundredth of it.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = check() {
-            return value;
-        }
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn until_active(subnet: &Subnet) {
     let mut nodes = subnet.nodes();
@@ -44,47 +29,6 @@ fn until_active(subnet: &Subnet) {
 
 fn start(topology: &Topology) -> Subnet {
     Subnet::with_topology(topology, Some(SmConfig::default())).expect("a subnet")
-}
-
-fn fat_tree(shape: &str) -> Topology {
-    shape.parse::<Shape>().expect("a shape").topology()
-}
-
-fn guid(topology: &Topology, name: &str) -> Guid {
-    let node = topology.nodes.iter().find(|node| node.name == name);
-    node.expect("the node").port_guid(1)
-}
-
-fn address(n: u8) -> IpAddr {
-    Ipv4Addr::new(192, 0, 2, n).into()
-}
-
-/// A host with an IP stack of its own.
-fn host(n: u8, port_guid: Guid) -> Stack {
-    let config = NodeConfig {
-        port_guid,
-        description: format!("host {n}"),
-        interface: InterfaceConfig::default(),
-        max_packet: 0,
-    };
-    let own = InterfaceAddress {
-        ip: address(n),
-        prefix: 24,
-    };
-    Stack::start(config, &[own]).expect("a stack")
-}
-
-fn reaches(from: &Stack, to: u8) {
-    until("the interface has joined", || {
-        (from.has_joined() == Some(true)).then_some(())
-    });
-    let pinger = from.pinger(7);
-    let mut sequence = 0;
-    until("an answer to a ping", || {
-        sequence += 1;
-        let sent = pinger.send(address(to), sequence, 56).expect("sent");
-        pinger.receive(sent + Duration::from_millis(500)).map(drop)
-    });
 }
 
 /// A host by UDP.

@@ -28,8 +28,9 @@ pub(super) fn write(place: &Path, sm: &SmConfig) -> io::Result<()> {
 
 fn options(place: &Path, sm: &SmConfig) -> String {
     let at = |name: &str| place.join(name).display().to_string();
+    // Started again it gives the same LIDs also to ports that are down just then: Linux keeps paths to a LID for as long as nobody tells it to forget.
     let mut text = format!(
-        "partition_config_file {}\nsm_priority {}\nsweep_interval {}\nforce_log_flush TRUE\nlog_flags 0x03\ndump_files_dir {}\n",
+        "honor_guid2lid_file TRUE\npartition_config_file {}\nsm_priority {}\nsweep_interval {}\nforce_log_flush TRUE\nlog_flags 0x03\ndump_files_dir {}\n",
         at(PARTITIONS),
         sm.sm_priority,
         sm.sweep_interval.as_secs().max(1),

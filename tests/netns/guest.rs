@@ -58,6 +58,8 @@ impl Guest {
             ))
             .env("GUID", format!("{guid:016x}"))
             .env("TIMEOUT", "600")
+            // What the script cannot remove goes with the rest.
+            .env("TMPDIR", place.path())
             .env("KLOG", place.path().join("klog"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
@@ -143,7 +145,9 @@ impl Guest {
     }
 
     /// Ends at once, as by a power failure.
-    pub(crate) fn kill(self) {}
+    pub(crate) fn kill(&mut self) {
+        end(&mut self.child);
+    }
 }
 
 impl Drop for Guest {

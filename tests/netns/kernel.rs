@@ -1,28 +1,43 @@
 //! The kernel's own IPoIB as a peer.
 
 use crate::guest::{self, Guest};
+use crate::managers;
 use crate::subnet::{Background, IPOIB, Subnet, command, run, succeed, wait_until, words};
 use std::process::{Command, Stdio};
 
 const GUEST_GUID: u64 = 0x0011_7500_0000_0a01;
+const BROADCAST: &str = "ff12:401b:ffff::ffff:ffff";
 const PARTITIONS: &str = "[[partition]]\nname = \"Default\"\npkey = \"0x7fff\"\n\n[[partition]]\nname = \"apart\"\npkey = \"0x8001\"\ndefault = \"full\"\n";
+
+/// Who manages the subnet.
+#[derive(Clone, Copy)]
+enum By {
+    Embedded,
+    OpenSm,
+}
 
 /// A guest with an address on a subnet of one host, which is given the addresses of a host 1.
 struct Pair {
     subnet: Subnet,
     guest: Guest,
+    by: By,
 }
 
 impl Pair {
-    fn up() -> Option<Pair> {
+    fn up(by: By) -> Option<Pair> {
         let peer = guest::possible()?;
+        let sm = match by {
+            By::Embedded => "embedded",
+            By::OpenSm if managers::possible() => "opensm",
+            By::OpenSm => return None,
+        };
         let place = tempfile::tempdir().unwrap();
         let config = place.path().join("fabric.toml");
         std::fs::write(&config, PARTITIONS).unwrap();
-        let subnet = Subnet::up_with(1, &["--config", config.to_str().unwrap()])?;
+        let subnet = Subnet::up_with(1, &["--config", config.to_str().unwrap(), "--sm", sm])?;
         let mut guest = Guest::boot(&peer, &subnet.port(), GUEST_GUID);
         guest.succeed("ibup 10.77.0.9/24 && ip addr add fd77::9/64 dev ib0");
-        Some(Pair { subnet, guest })
+        Some(Pair { subnet, guest, by })
     }
 
     fn both_reach(&mut self) {
@@ -31,12 +46,30 @@ impl Pair {
             self.subnet.wait_reaches(1, guest);
         }
     }
+
+    /// Does the manager know this GID as a member of the broadcast group?
+    fn is_member(&self, gid: &str) -> bool {
+        match self.by {
+            By::Embedded => self.subnet.is_member(gid),
+            By::OpenSm => managers::is_member(&self.subnet, "switch", BROADCAST, gid),
+        }
+    }
 }
 
 /// All that two hosts say to each other, and all that may befall them.
 #[test]
 fn a_linux_peer() {
-    let Some(mut pair) = Pair::up() else { return };
+    whatever_befalls(By::Embedded);
+}
+
+/// The same where others' software is on both sides of ours.
+#[test]
+fn a_linux_peer_under_opensm() {
+    whatever_befalls(By::OpenSm);
+}
+
+fn whatever_befalls(by: By) {
+    let Some(mut pair) = Pair::up(by) else { return };
     pair.both_reach();
     every_size_that_fits(&mut pair);
     multicast(&mut pair);
@@ -202,26 +235,21 @@ fn host_restarted(pair: &mut Pair) {
 /// The guest keeps a path while only the peer's LID changes: it must be told.
 fn lid_moved(pair: &mut Pair) {
     let lid = |subnet: &Subnet| subnet.show(1, "link")["lid"].clone();
-    pair.subnet
-        .fault(&format!("lid {} 77", pair.subnet.guid(1)));
+    let guid = pair.subnet.guid(1);
+    match pair.by {
+        By::Embedded => pair.subnet.fault(&format!("lid {guid} 77")),
+        By::OpenSm => managers::move_lid(&pair.subnet, &guid, 77),
+    }
     wait_until("the new LID", || lid(&pair.subnet), |lid| *lid == 77);
     pair.both_reach();
 }
 
 /// Without a word: what the fabric held for it is released.
-fn guest_dies(pair: Pair) {
+fn guest_dies(mut pair: Pair) {
     let gid = format!("fe80::{:x}:{:x}:{:x}:{:x}", 0x11, 0x7500, 0, 0x0a01);
-    assert!(
-        pair.subnet.is_member(&gid),
-        "{:#}",
-        pair.subnet.show_fabric()
-    );
+    wait_until("it is a member", || pair.is_member(&gid), |member| *member);
     pair.guest.kill();
-    wait_until(
-        "its memberships",
-        || pair.subnet.is_member(&gid),
-        |member| !member,
-    );
+    wait_until("its memberships", || pair.is_member(&gid), |member| !member);
 }
 
 /// Through our switch, with only our subnet manager and SA between them.

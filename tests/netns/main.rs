@@ -16,4 +16,5 @@ mod managers;
 mod scripts;
 mod subnet;
 mod traffic;
+mod umad;
 mod wrong_use;

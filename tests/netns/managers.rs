@@ -3,6 +3,7 @@
 use crate::subnet::{Background, IPOIB, Subnet, runs, wait_until};
 use ipoib::opensm::{LIBRARY_PACKAGE, library, program};
 use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
@@ -33,6 +34,33 @@ pub(crate) fn child_of(pid: u32) -> Option<i32> {
 
 pub(crate) fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+/// Does the SA know this member of a group? OpenSM tells members only to those who know its key, which is 1.
+pub(crate) fn is_member(subnet: &Subnet, node: &str, mgid: &str, gid: &str) -> bool {
+    let query = format!("saquery --smkey 1 MCMR --mgid {mgid} --gid {gid}");
+    let (found, said) = subnet.diag(node, &query);
+    found && said.contains(gid)
+}
+
+/// Gives a port another LID, where the fabric started OpenSM itself: it takes LIDs from its file when it starts, and is killed and started again.
+#[track_caller]
+pub(crate) fn move_lid(subnet: &Subnet, guid: &str, lid: u16) {
+    let opensm = child_of(subnet.pid("fabric") as u32).expect("opensm runs");
+    let file = Path::new(&format!("/proc/{opensm}/cwd"))
+        .read_link()
+        .unwrap()
+        .join("guid2lid");
+    let lids = std::fs::read_to_string(&file).unwrap();
+    let port = format!("0x{guid} ");
+    let moved = lids.lines().map(|line| match line.starts_with(&port) {
+        true => format!("{port}{lid:#06x} {lid:#06x}\n"),
+        false => format!("{line}\n"),
+    });
+    let moved: String = moved.collect();
+    assert_ne!(moved.trim_end(), lids.trim_end(), "no {guid}");
+    std::fs::write(file, moved).unwrap();
+    signal(opensm, Signal::KILL);
 }
 
 /// An OpenSM. Dropping it ends it.

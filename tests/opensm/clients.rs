@@ -165,6 +165,36 @@ fn one_that_does_not_read_costs_nobody_else() {
     assert_eq!(deaf.receive().mad[3], Method::GET_RESP.0);
 }
 
+/// The library asks one thing at a time and waits for the answer for ever.
+#[test]
+fn control_answers_wait_for_room() {
+    let site = Site::new(&star(2));
+    let client = Client::connect(&site.base, 1, "H1", 0).unwrap();
+    let question = Ctl {
+        client: client.id,
+        kind: Ctl::GET_GID,
+        len: 64,
+        data: [0; 64],
+    };
+    let counters = site.server.counters();
+    // Answers fill the queue of its socket; one waits, and then there is no room even for that.
+    let mut asked = 0;
+    while counters.tx_full.get() == 0 {
+        assert!(asked < 10_000, "the queue has no end");
+        client.ctl.send(&question.emit()).unwrap();
+        asked += 1;
+    }
+    let taken = || counters.tx_full.get() as usize;
+    let mut answers = 0;
+    while answers + taken() < asked {
+        let mut bytes = [0; Ctl::LEN];
+        assert_eq!(client.ctl.recv(&mut bytes).unwrap(), Ctl::LEN);
+        answers += 1;
+    }
+    assert_eq!(counters.tx_errors.get(), 0);
+    assert!(client.ask(Ctl::GET_GUID, [0; 64]).is_some());
+}
+
 #[test]
 fn hostile_datagrams() {
     let total: u32 = std::env::var("IPOIB_HOSTILE")

@@ -4,7 +4,7 @@ use crate::site::{Site, possible, star};
 use std::process::Stdio;
 
 /// The number behind a name of `perfquery`, `smpquery`, `saquery`: `Name:.....42`.
-fn field(text: &str, name: &str) -> u64 {
+pub(crate) fn field(text: &str, name: &str) -> u64 {
     let line = text
         .lines()
         .map(str::trim_start)
@@ -15,7 +15,7 @@ fn field(text: &str, name: &str) -> u64 {
 }
 
 #[track_caller]
-fn contains(text: &str, words: &[&str]) {
+pub(crate) fn contains(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "no {word:?} in:\n{text}");
     }

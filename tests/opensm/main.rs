@@ -5,8 +5,11 @@
 // Here every failure to do something is a failed test.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../hosts/mod.rs"]
+mod hosts;
 mod site;
 
 mod clients;
 mod diags;
+mod fat_tree;
 mod program;

@@ -1,6 +1,6 @@
 //! A subnet in this process, with the umad server in front of it, and programs on its nodes.
 
-use fabric::topology::{Cable, Node, PortId, Topology};
+use fabric::topology::{Cable, Node, NodeKind, PortId, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
 use ipoib::opensm::{LIBRARY_PACKAGE, library, program};
 use ipoib::subnet::Subnet;
@@ -89,7 +89,7 @@ pub(crate) fn star(hcas: u8) -> Topology {
 /// A subnet without a manager of its own. Dropping it ends all.
 pub(crate) struct Site {
     pub(crate) server: UmadServer,
-    _subnet: Subnet,
+    pub(crate) subnet: Subnet,
     pub(crate) base: String,
     place: TempDir,
 }
@@ -109,16 +109,18 @@ impl Site {
         .unwrap();
         Site {
             server,
-            _subnet: subnet,
+            subnet,
             base,
             place: tempfile::tempdir().unwrap(),
         }
     }
 
-    /// One that OpenSM manages, at `H1`.
+    /// One that OpenSM manages, at the first channel adapter.
     pub(crate) fn managed(topology: &Topology) -> (Site, Background) {
         let site = Site::new(topology);
-        let opensm = site.opensm("H1");
+        let is_ca = |node: &&Node| node.kind == NodeKind::Ca;
+        let first = topology.nodes.iter().find(is_ca).unwrap();
+        let opensm = site.opensm(&first.name);
         site.wait_up(1);
         (site, opensm)
     }

@@ -2,6 +2,7 @@
 
 use crate::basic::{all_pairs, one_switch};
 use crate::failures::{held, is_complete};
+use crate::host;
 use crate::sim::SmPlace;
 use fabric::sm::{Counter, SmConfig};
 use std::time::Duration;
@@ -10,9 +11,13 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn flows_lose_nothing_while_the_subnet_manager_is_away() {
-    const HOSTS: usize = 10;
+    const HOSTS: usize = 11;
     let (mut sim, old) = one_switch(31, HOSTS, |_| {});
-    let pairs = all_pairs(&sim);
+    // Nobody has talked to the last one, nor it to anybody.
+    let (new, pairs): (Vec<_>, Vec<_>) = all_pairs(&sim)
+        .into_iter()
+        .filter(|(from, _)| *from < HOSTS - 1)
+        .partition(|(_, to)| [host::v4(HOSTS - 1), host::v6(HOSTS - 1)].contains(to));
     assert_eq!(sim.ping_until_answered(&pairs, 10 * SECOND), []);
     sim.run_for(10 * SECOND);
     let before = sim.sm(old).counters().get(Counter::SaRequests);
@@ -31,8 +36,20 @@ fn flows_lose_nothing_while_the_subnet_manager_is_away() {
             sim.run_for(SECOND / 2);
         }
     };
-    flows(&mut sim, &mut tokens, 60);
+    // All that time they try to reach the new one: there is no path to be had, and they back off.
+    flows(&mut sim, &mut tokens, 30);
+    assert_eq!(sim.ping_until_answered(&new, 25 * SECOND).len(), new.len());
+    flows(&mut sim, &mut tokens, 5);
     let sm = sim.start_sm(SmPlace::Switch(0), SmConfig::default());
+    let back = sim.now();
+    for (from, to) in &pairs {
+        tokens.push((*from, sim.ping(*from, *to)));
+    }
+    assert_eq!(sim.ping_until_answered(&new, 2 * SECOND), []);
+    println!(
+        "a new neighbour resolved by all, {:?} after its return",
+        sim.now() - back
+    );
     flows(&mut sim, &mut tokens, 20);
     sim.run_for(SECOND);
     let lost = tokens

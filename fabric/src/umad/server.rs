@@ -32,6 +32,10 @@ const QUEUE: usize = 1 << 14;
 const BACKLOG: usize = 1024;
 /// How often clients are asked whether they live.
 const PROBE: Duration = Duration::from_millis(250);
+/// How often control answers are sent again that could not be.
+const RETRY: Duration = Duration::from_millis(20);
+/// Clients that one is kept for.
+const MAX_LATE: usize = 4096;
 /// Datagrams taken from one socket before the others have their turn.
 const TURN: usize = 64;
 
@@ -149,6 +153,8 @@ struct Files {
     udp: Option<(SocketAddr, OwnedFd)>,
     allow: Vec<Cidr>,
     data: HashMap<u32, DataSocket>,
+    /// Control answers that could not be sent yet. The library asks one thing at a time, and waits for the answer for ever.
+    late: HashMap<Peer, [u8; Ctl::LEN]>,
     /// Clients found dead while the core was at work.
     dead: Vec<u32>,
     counters: Arc<UmadCounters>,
@@ -170,8 +176,9 @@ impl Files {
     fn new(config: &UmadConfig, wake: &Wake, counters: Arc<UmadCounters>) -> io::Result<Files> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let unix = datagram(AddressFamily::UNIX)?;
-        bind(&unix, &abstract_name(&format!("{}:ctl", config.base))?)?;
+        // First: what comes in between would have no credentials.
         set_socket_passcred(&unix, true)?;
+        bind(&unix, &abstract_name(&format!("{}:ctl", config.base))?)?;
         let add = |fd: &OwnedFd, number| {
             epoll::add(
                 &epoll,
@@ -198,6 +205,7 @@ impl Files {
             udp,
             allow: config.allow.clone(),
             data: HashMap::new(),
+            late: HashMap::new(),
             dead: Vec::new(),
             counters,
         })
@@ -255,6 +263,28 @@ impl Files {
         }
     }
 
+    fn try_control(&self, peer: &Peer, datagram: &[u8; Ctl::LEN]) -> Result<usize, Errno> {
+        match (peer, &self.udp) {
+            (Peer::Unix(name), _) => SocketAddrUnix::new_abstract_name(name)
+                .and_then(|to| sendto(&self.unix, datagram, SendFlags::NOSIGNAL, &to)),
+            (Peer::Udp(to), Some((_, socket))) => sendto(socket, datagram, SendFlags::NOSIGNAL, to),
+            (Peer::Udp(_), None) => Err(Errno::NOTCONN),
+        }
+    }
+
+    fn retry_control(&mut self) {
+        let mut late = std::mem::take(&mut self.late);
+        late.retain(|peer, datagram| match self.try_control(peer, datagram) {
+            Err(Errno::AGAIN | Errno::NOBUFS) => true,
+            Err(_) => {
+                self.counters.tx_errors.add(1);
+                false
+            }
+            Ok(_) => false,
+        });
+        self.late = late;
+    }
+
     fn interest(&self, id: u32, flags: epoll::EventFlags) {
         let Some(socket) = self.data.get(&id) else {
             return;
@@ -305,14 +335,16 @@ impl Sockets for Files {
     }
 
     fn send_control(&mut self, peer: &Peer, datagram: &[u8; Ctl::LEN]) {
-        let sent = match (peer, &self.udp) {
-            (Peer::Unix(name), _) => SocketAddrUnix::new_abstract_name(name)
-                .and_then(|to| sendto(&self.unix, datagram, SendFlags::NOSIGNAL, &to)),
-            (Peer::Udp(to), Some((_, socket))) => sendto(socket, datagram, SendFlags::NOSIGNAL, to),
-            (Peer::Udp(_), None) => return,
-        };
-        if sent.is_err() {
-            self.counters.tx_errors.add(1);
+        if self.late.contains_key(peer) {
+            return self.counters.tx_full.add(1);
+        }
+        match self.try_control(peer, datagram) {
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::NOBUFS) if self.late.len() < MAX_LATE => {
+                self.late.insert(peer.clone(), *datagram);
+            }
+            Err(Errno::AGAIN | Errno::NOBUFS) => self.counters.tx_full.add(1),
+            Err(_) => self.counters.tx_errors.add(1),
         }
     }
 
@@ -352,6 +384,10 @@ impl Loop {
                 .core
                 .poll_timeout()
                 .map_or(next_probe, |t| t.min(next_probe));
+            let until = match self.files.late.is_empty() {
+                true => until,
+                false => until.min(now + RETRY),
+            };
             // Rounded up, so as not to spin through the last millisecond.
             let wait = until.saturating_duration_since(now) + Duration::from_millis(1);
             let wait = Timespec {
@@ -385,6 +421,7 @@ impl Loop {
                 }
             }
             self.core.handle_timeout(now, &mut self.files);
+            self.files.retry_control();
             if now >= next_probe {
                 next_probe = now + PROBE;
                 let files = &mut self.files;

@@ -147,7 +147,7 @@ impl Core {
                 && asked[1] == mad.mad[1]
                 && answer_to(Method(asked[3])) == Method(mad.mad[3])
         });
-        let (length, stop) = match rmpp::to_client(&mad) {
+        let (length, stop) = match rmpp::to_client(&mad.mad) {
             ToClient::Deliver(length) if fits => (length, None),
             ToClient::DeliverFirst(length, stop) if fits => (length, Some(stop)),
             _ => return self.counters.rx_unexpected.add(1),
