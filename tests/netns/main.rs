@@ -13,6 +13,8 @@ mod guest;
 mod interface;
 mod kernel;
 mod managers;
+#[path = "../processes/mod.rs"]
+mod processes;
 mod scripts;
 mod subnet;
 mod traffic;

@@ -1,11 +1,12 @@
 //! A subnet of the scripts, for one test.
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+pub(crate) use crate::processes::{Background, command, run, succeed, words};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Debug;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -16,8 +17,6 @@ pub(crate) const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
 /// How long something may take to become true in its own time, and how long it is waited for in between.
 const PATIENCE: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a command may take that ends by itself.
-const LIMIT: Duration = Duration::from_secs(120);
 /// Before a command that goes on in the background until it ends by itself.
 pub(crate) const LONGEST: &str = "timeout -k 5 90";
 /// How long a subnet lives at most: a test that takes longer hangs.
@@ -71,75 +70,6 @@ pub(crate) fn wait_until<T: Debug>(
         }
         assert!(begin.elapsed() < PATIENCE, "{what}: still {answer:#?}");
         std::thread::sleep(PAUSE);
-    }
-}
-
-/// Runs to the end; the command must succeed.
-#[track_caller]
-pub(crate) fn succeed(command: &mut Command) -> String {
-    let output = run(command);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        words(&output)
-    );
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[track_caller]
-pub(crate) fn run(command: &mut Command) -> Output {
-    let spawned = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    finish(spawned, LIMIT, &format!("{command:?}"))
-}
-
-/// Waits for the end of a child that leads a process group. If that takes too long the group is killed, and the test fails.
-#[track_caller]
-pub(crate) fn finish(child: Child, limit: Duration, what: &str) -> Output {
-    let group = Pid::from_child(&child);
-    let (ended, end) = mpsc::channel::<()>();
-    let watchdog = std::thread::spawn(move || {
-        let late = end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
-        // It may end just now.
-        late.then(|| kill_process_group(group, Signal::KILL))
-            .is_some()
-    });
-    let output = child.wait_with_output().unwrap();
-    drop(ended);
-    let killed = watchdog.join().unwrap();
-    assert!(!killed, "{what}: no end in {limit:?}: {}", words(&output));
-    output
-}
-
-/// All that a command said.
-pub(crate) fn words(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|text| String::from_utf8_lossy(text))
-        .concat()
-}
-
-/// A command from words between spaces.
-pub(crate) fn command(line: &str) -> Command {
-    let mut words = line.split_whitespace();
-    let mut command = Command::new(words.next().unwrap());
-    command.args(words);
-    command
-}
-
-/// A child that is killed if the test ends before it does.
-pub(crate) struct Background(pub(crate) Child);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        // It may have ended, and the test may have waited for it.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -1,7 +1,10 @@
 //! The infiniband-diags, unmodified, tell what is there, and OpenSM what it did.
 
+use crate::processes::{finish, words};
 use crate::site::{Site, possible, star};
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
+use std::time::Duration;
 
 /// The number behind a name of `perfquery`, `smpquery`, `saquery`: `Name:.....42`.
 pub(crate) fn field(text: &str, name: &str) -> u64 {
@@ -121,12 +124,12 @@ fn thirty_clients_at_once() {
             let mut command = site.command(nodes[n % 5], "saquery");
             command.args(["PR", "--src-to-dst", "1:2"]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().unwrap()
+            command.process_group(0).spawn().unwrap()
         })
         .collect();
     for child in children {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let output = finish(child, Duration::from_secs(60), "saquery");
+        let text = words(&output);
         assert!(output.status.success(), "{text}");
         assert_eq!(field(&text, "dlid"), 2);
     }

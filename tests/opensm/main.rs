@@ -7,6 +7,8 @@
 
 #[path = "../hosts/mod.rs"]
 mod hosts;
+#[path = "../processes/mod.rs"]
+mod processes;
 mod site;
 
 mod clients;

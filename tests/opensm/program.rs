@@ -1,6 +1,9 @@
 //! `ipoib fabric --sm opensm` and `ipoib diag`.
 
-use crate::site::{Background, possible, wait_until};
+use crate::diags::{contains, field};
+use crate::processes::{Background, run, words};
+use crate::site::{possible, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -16,6 +19,10 @@ struct Fabric {
 
 impl Fabric {
     fn start(sm: &str) -> Fabric {
+        Fabric::with(sm, &[])
+    }
+
+    fn with(sm: &str, more: &[&str]) -> Fabric {
         let place = tempfile::tempdir().unwrap();
         let mut command = Command::new(IPOIB);
         command.args([
@@ -28,6 +35,7 @@ impl Fabric {
         ]);
         command
             .arg(place.path().join("control"))
+            .args(more)
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
@@ -47,15 +55,20 @@ impl Fabric {
         self.place.path().join("control")
     }
 
-    fn diag(&self, line: &str) -> (Output, String) {
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(IPOIB);
-        command.arg("diag").arg("--control").arg(self.control());
-        let command = command
+        command
+            .arg("diag")
+            .arg("--control")
+            .arg(self.control())
             .args(line.split_whitespace())
             .current_dir(self.place.path());
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        let text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        let text = text.concat();
+        command
+    }
+
+    fn diag(&self, line: &str) -> (Output, String) {
+        let output = run(&mut self.command(line));
+        let text = words(&output);
         (output, text)
     }
 
@@ -93,10 +106,9 @@ impl Fabric {
             .spawn()
             .unwrap();
         let _other = Background(other);
-        let words = || "the other host answers".into();
         wait_until(
-            words,
-            || ping("10.77.0.1", "10.77.0.2/24", "3").output().unwrap(),
+            || "the other host answers".into(),
+            || run(&mut ping("10.77.0.1", "10.77.0.2/24", "3")),
             |output| output.status.success(),
         );
     }
@@ -124,6 +136,47 @@ fn opensm_is_started_and_started_again() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let runs = || std::path::Path::new(&format!("/proc/{second}")).exists();
     wait_until(|| "opensm ends".into(), runs, |runs| !runs);
+}
+
+/// A tool that serves until it is told to end.
+struct Server(Background);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.0.0.id()).ok().and_then(Pid::from_raw);
+        // The program passes it on to the tool; it may have ended.
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let ended = || matches!(self.0.0.try_wait(), Ok(Some(_)));
+        wait_until(|| "the tool ends".into(), ended, |ended| *ended);
+    }
+}
+
+#[test]
+fn ibping_both_ways_across_a_tree() {
+    if !possible() {
+        return;
+    }
+    let fabric = Fabric::with("opensm", &["--topology", "fat-tree:2,2,2"]);
+    fabric.wait_master();
+    let lid = |node: &str| {
+        field(
+            &fabric.diag(&format!("--on {node} smpquery -D PI 0")).1,
+            "Lid",
+        )
+    };
+    for (server, client) in [("host1", "host4"), ("host4", "host1")] {
+        let mut serve = fabric.command(&format!("--on {server} ibping -S"));
+        serve.stdout(Stdio::null()).stderr(Stdio::null());
+        let _server = Server(Background(serve.spawn().unwrap()));
+        let ping = format!("--on {client} ibping -c 3 {}", lid(server));
+        // It may not be there yet.
+        let said = wait_until(
+            || format!("{server} answers {client}"),
+            || fabric.diag(&ping).1,
+            |said| said.contains(" 0% packet loss"),
+        );
+        contains(&said, &["3 packets transmitted, 3 received", server]);
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! A subnet in this process, with the umad server in front of it, and programs on its nodes.
 
+use crate::processes::{self, Background};
 use fabric::topology::{Cable, Node, NodeKind, PortId, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
 use ipoib::opensm::{LIBRARY_PACKAGE, library, program};
 use ipoib::subnet::Subnet;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -51,17 +52,6 @@ pub(crate) fn wait_until<T>(
         std::thread::sleep(ASK.1);
     }
     panic!("not in {:?}: {}", ASK.1 * ASK.0, what());
-}
-
-/// A child that is killed if the test ends before it does.
-pub(crate) struct Background(pub(crate) Child);
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// One switch `S1` with HCAs `H1`, `H2`, ... at its ports 1, 2, ..., and eight free ports.
@@ -177,9 +167,8 @@ impl Site {
     pub(crate) fn run(&self, node: &str, line: &str) -> (Output, String) {
         let mut words = line.split_whitespace();
         let mut command = self.command(node, words.next().unwrap());
-        let output = command.args(words).output().unwrap();
-        let text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-        let text = text.concat();
+        let output = processes::run(command.args(words));
+        let text = processes::words(&output);
         (output, text)
     }
 }
