@@ -4,8 +4,10 @@
 //! and the next timeout. `qp` runs it in an HCA.
 
 mod aeth;
+mod answers;
 mod memory;
 mod qp;
+mod request;
 mod requester;
 mod responder;
 #[cfg(test)]

@@ -5,77 +5,23 @@
 //! sent, next to be posted.
 
 use super::aeth::{Credits, Syndrome};
-use super::{Outgoing, Output, Payload, Report};
+use super::request::{Request, Work};
+use super::{Outgoing, Output, Report};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 use verbs::{
-    Completion, CompletionData, CompletionStatus, ConnectedSend, ConnectedService, Operation,
-    RemoteAddress, RtsAttributes,
+    Completion, CompletionData, CompletionStatus, ConnectedSend, ConnectedService, RtsAttributes,
 };
 use wire::Psn;
-use wire::packet::{AtomicEth, Extended, Opcode, Packet, Reth};
+use wire::packet::{Opcode, Packet};
 
 /// Packets on the way at once: four IPoIB packets of connected mode at path MTU 2048. More gain nothing on a link without delay, and lose more
 /// where a receiver's buffer is small.
 const WINDOW: u64 = 128;
+/// After losses it may shrink to this: what follows a lost packet is sent in vain.
+const MIN_WINDOW: u64 = 16;
 /// An acknowledgement is asked for at least that often, so that the window moves on before it is full.
 const ACK_INTERVAL: u64 = 32;
-
-/// A posted work request.
-struct Request {
-    id: u64,
-    work: Work,
-    signalled: bool,
-    solicited: bool,
-    fence: bool,
-    /// Number of the request, from 1: the responder's MSN once it is done.
-    ssn: u64,
-    /// Its PSNs, those of RDMA READ responses too.
-    first: u64,
-    end: u64,
-}
-
-enum Work {
-    Send {
-        payload: Arc<[u8]>,
-        immediate: Option<u32>,
-    },
-    Write {
-        payload: Arc<[u8]>,
-        to: RemoteAddress,
-        immediate: Option<u32>,
-    },
-    Read {
-        from: RemoteAddress,
-        len: u32,
-        /// What came so far.
-        data: Vec<u8>,
-    },
-    CompareSwap {
-        at: RemoteAddress,
-        compare: u64,
-        swap: u64,
-    },
-    FetchAdd {
-        at: RemoteAddress,
-        add: u64,
-    },
-}
-
-impl Request {
-    /// RDMA READ or ATOMIC: done by a response, not by an acknowledgement.
-    fn wants_response(&self) -> bool {
-        !matches!(self.work, Work::Send { .. } | Work::Write { .. })
-    }
-    /// Bytes it keeps.
-    fn bytes(&self) -> usize {
-        match &self.work {
-            Work::Send { payload, .. } | Work::Write { payload, .. } => payload.len(),
-            _ => 0,
-        }
-    }
-}
 
 /// The sending half.
 pub(super) struct Requester {
@@ -88,6 +34,8 @@ pub(super) struct Requester {
     nxt: u64,
     max: u64,
     end: u64,
+    /// Packets on the way at once; half as many after each loss, one more after each acknowledgement.
+    window: u64,
     /// Requests posted and completed so far.
     posted: u64,
     done: u64,
@@ -119,6 +67,7 @@ impl Requester {
             nxt: 0,
             max: 0,
             end: 0,
+            window: WINDOW,
             posted: 0,
             done: 0,
             limit: None,
@@ -139,53 +88,11 @@ impl Requester {
     }
 
     pub(super) fn post(&mut self, send: &ConnectedSend<'_>) {
-        let mut packets = 1;
-        let mut cut = |len: usize| packets = (len.div_ceil(self.pmtu) as u64).max(1);
-        let work = match send.operation {
-            Operation::Send { payload, immediate } => {
-                cut(payload.len());
-                Work::Send {
-                    payload: payload.into(),
-                    immediate,
-                }
-            }
-            Operation::Write {
-                payload,
-                to,
-                immediate,
-            } => {
-                cut(payload.len());
-                Work::Write {
-                    payload: payload.into(),
-                    to,
-                    immediate,
-                }
-            }
-            Operation::Read { from, len } => {
-                cut(len as usize);
-                Work::Read {
-                    from,
-                    len,
-                    data: Vec::new(),
-                }
-            }
-            Operation::CompareSwap { at, compare, swap } => Work::CompareSwap { at, compare, swap },
-            Operation::FetchAdd { at, add } => Work::FetchAdd { at, add },
-        };
         self.posted += 1;
-        let first = self.end;
-        self.end += packets;
-        self.bytes += send.operation.payload().len();
-        self.queue.push_back(Request {
-            id: send.id,
-            work,
-            signalled: send.signalled,
-            solicited: send.solicited,
-            fence: send.fence,
-            ssn: self.posted,
-            first,
-            end: self.end,
-        });
+        let request = Request::new(send, self.pmtu, self.posted, self.end);
+        self.end = request.end;
+        self.bytes += request.bytes();
+        self.queue.push_back(request);
     }
 
     fn psn(&self, n: u64) -> Psn {
@@ -232,7 +139,7 @@ impl Requester {
         report: &mut Report,
     ) -> Result<Option<Outgoing>, CompletionStatus> {
         let (at, reliable) = (self.nxt, self.service == ConnectedService::Reliable);
-        if self.rnr_until.is_some() || at >= self.sendable() || at - self.una >= WINDOW {
+        if self.rnr_until.is_some() || at >= self.sendable() || at - self.una >= self.window {
             return Ok(None);
         }
         let index = self.index_of(at);
@@ -274,10 +181,12 @@ impl Requester {
         let ack_req = reliable
             && (limited
                 || after >= self.sendable()
-                || after - self.una >= WINDOW
+                || after - self.una >= self.window
                 || after.is_multiple_of(ACK_INTERVAL)
                 || after == request.end && next_waits());
-        let packet = self.packet(request, at, ack_req && !request.wants_response());
+        let ack_req = ack_req && !request.wants_response();
+        let mut packet = request.packet(self.service, self.pmtu, at);
+        (packet.psn, packet.ack_req) = (self.psn(at), ack_req);
         report.counters.tx_packets += 1;
         report.counters.tx_repeated += u64::from(at < self.max);
         let finished = after == request.end;
@@ -292,77 +201,6 @@ impl Requester {
             self.start_timer(now);
         }
         Ok(Some(packet))
-    }
-
-    /// The packet of `request` at number `at`.
-    fn packet(&self, request: &Request, at: u64, ack_req: bool) -> Outgoing {
-        let offset = (at - request.first) as usize * self.pmtu;
-        let (first, last) = (at == request.first, at + 1 == request.end);
-        let reth = |to: &RemoteAddress, done: usize, length: usize| Reth {
-            virtual_address: to.address.wrapping_add(done as u64),
-            r_key: to.r_key,
-            dma_length: (length - done) as u32,
-        };
-        let atomic = |at: &RemoteAddress, swap_or_add, compare| AtomicEth {
-            virtual_address: at.address,
-            r_key: at.r_key,
-            swap_or_add,
-            compare,
-        };
-        let mut ext = Extended::default();
-        let mut payload = Payload::default();
-        let mut cut = |bytes: &Arc<[u8]>| {
-            let end = bytes.len().min(offset + self.pmtu);
-            payload = Payload::new(bytes.clone(), offset..end);
-        };
-        // Operations of parts: first, middle, last, only.
-        let part = |base: u8, immediate: bool| match (first, last) {
-            (true, false) => base,
-            (false, false) => base + 1,
-            (false, true) => base + 2 + u8::from(immediate),
-            (true, true) => base + 4 + u8::from(immediate),
-        };
-        let operation = match &request.work {
-            Work::Send {
-                payload: bytes,
-                immediate,
-            } => {
-                cut(bytes);
-                ext.immediate = immediate.filter(|_| last);
-                part(Opcode::RC_SEND_FIRST.0, immediate.is_some())
-            }
-            Work::Write {
-                payload: bytes,
-                to,
-                immediate,
-            } => {
-                cut(bytes);
-                ext.immediate = immediate.filter(|_| last);
-                ext.reth = first.then(|| reth(to, 0, bytes.len()));
-                part(Opcode::RC_RDMA_WRITE_FIRST.0, immediate.is_some())
-            }
-            Work::Read { from, len, .. } => {
-                ext.reth = Some(reth(from, offset, *len as usize));
-                Opcode::RC_RDMA_READ_REQUEST.0
-            }
-            Work::CompareSwap { at, compare, swap } => {
-                ext.atomic = Some(atomic(at, *swap, *compare));
-                Opcode::RC_COMPARE_SWAP.0
-            }
-            Work::FetchAdd { at, add } => {
-                ext.atomic = Some(atomic(at, *add, 0));
-                Opcode::RC_FETCH_ADD.0
-            }
-        };
-        let told = matches!(request.work, Work::Send { .. }) || ext.immediate.is_some();
-        Outgoing {
-            opcode: super::opcode(self.service, operation),
-            solicited: request.solicited && last && told,
-            ack_req,
-            psn: self.psn(at),
-            ext,
-            payload,
-        }
     }
 
     /// An acknowledgement or response.
@@ -381,6 +219,7 @@ impl Requester {
         if self.una != before {
             self.retries = self.rts.retry_count;
             self.rnr_retries = self.rts.rnr_retry;
+            self.window = (self.window + 1).min(WINDOW);
             if self.rnr_until.is_none() {
                 self.start_timer(now);
             }
@@ -557,6 +396,7 @@ impl Requester {
             .checked_sub(1)
             .ok_or(CompletionStatus::RetryExceeded)?;
         self.nxt = self.una;
+        self.window = (self.window / 2).max(MIN_WINDOW);
         self.start_timer(now);
         Ok(())
     }

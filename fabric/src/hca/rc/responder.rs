@@ -1,8 +1,9 @@
 //! The receiving half of a connection (IBA 9.7.4, 9.7.5.2, 9.8.2): takes requests in sequence, once each, and answers them.
 
 use super::aeth::{Credits, Nak, Syndrome};
+use super::answers::{Answer, Answers};
 use super::memory::{Need, Region};
-use super::{MAX_MESSAGE, Message, OPERATION, Outgoing, Output, Payload, Regions, Report};
+use super::{MAX_MESSAGE, Message, OPERATION, Outgoing, Output, Regions, Report};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use verbs::{
@@ -10,7 +11,7 @@ use verbs::{
     RnrTimer, RtrAttributes,
 };
 use wire::Psn;
-use wire::packet::{Aeth, AtomicEth, Extended, Opcode, Packet};
+use wire::packet::{AtomicEth, Opcode, Packet};
 
 /// Outputs that the user has not taken; beyond, the peer has to wait.
 const MAX_UNTAKEN: usize = 256;
@@ -27,28 +28,6 @@ enum Assembly {
         offset: u64,
         left: u64,
         length: u32,
-    },
-}
-
-/// An answer that waits to be sent.
-enum Answer {
-    Ack {
-        psn: Psn,
-        syndrome: Syndrome,
-        msn: u32,
-    },
-    Read {
-        psn: Psn,
-        msn: u32,
-        region: Arc<Region>,
-        offset: u64,
-        left: u64,
-        first: bool,
-    },
-    Atomic {
-        psn: Psn,
-        msn: u32,
-        original: u64,
     },
 }
 
@@ -119,7 +98,7 @@ pub(super) struct Responder {
     assembly: Option<Assembly>,
     /// Acknowledge up to here when the batch is over.
     ack_due: Option<Psn>,
-    answers: VecDeque<Answer>,
+    answers: Answers,
     /// The last ATOMIC operations, for the case that they come again.
     atomics: VecDeque<(Psn, u64)>,
     /// PSN of the last READ or ATOMIC: its response is its acknowledgement.
@@ -146,7 +125,7 @@ impl Responder {
             nak_sent: false,
             assembly: None,
             ack_due: None,
-            answers: VecDeque::new(),
+            answers: Answers::default(),
             atomics: VecDeque::new(),
             last_response: None,
             places: 0,
@@ -445,16 +424,8 @@ impl Responder {
         Ok((answer, psns))
     }
 
-    /// Responses that are not sent yet, without acknowledgements.
-    fn open(&self) -> usize {
-        let responses = self.answers.iter();
-        responses
-            .filter(|a| !matches!(a, Answer::Ack { .. }))
-            .count()
-    }
-
     fn read(&mut self, packet: &Packet<'_>, regions: &Regions) -> Result<u32, Refusal> {
-        if self.assembly.is_some() || self.open() >= self.max_rd_atomic {
+        if self.assembly.is_some() || self.answers.open() >= self.max_rd_atomic {
             return Err(INVALID);
         }
         let (mut answer, psns) = self.readable(packet, regions)?;
@@ -463,7 +434,7 @@ impl Responder {
             *msn = self.msn;
         }
         self.flush_ack();
-        self.answers.push_back(answer);
+        self.answers.push(answer);
         self.last_response = Some(self.expected.add(psns - 1));
         Ok(psns)
     }
@@ -476,7 +447,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let eth = packet.ext.atomic.ok_or(INVALID)?;
         if self.assembly.is_some()
-            || self.open() >= self.max_rd_atomic
+            || self.answers.open() >= self.max_rd_atomic
             || !eth.virtual_address.is_multiple_of(8)
             || !packet.payload.is_empty()
         {
@@ -494,8 +465,7 @@ impl Responder {
         self.message_done();
         self.flush_ack();
         let (psn, msn) = (packet.bth.psn, self.msn);
-        self.answers
-            .push_back(Answer::Atomic { psn, msn, original });
+        self.answers.push(Answer::Atomic { psn, msn, original });
         self.atomics.push_back((psn, original));
         while self.atomics.len() > self.max_rd_atomic {
             self.atomics.pop_front();
@@ -516,20 +486,21 @@ impl Responder {
                     false => self.expected.add(0xff_ffff),
                 });
             }
-            Some(Kind::Read) if self.open() < self.max_rd_atomic => {
+            Some(Kind::Read) if self.answers.open() < self.max_rd_atomic => {
                 if let Ok((answer, psns)) = self.readable(packet, regions)
                     && psn.add(psns).diff(self.expected) <= 0
                 {
                     self.flush_ack();
-                    self.answers.push_back(answer);
+                    self.answers.push(answer);
                 }
             }
-            Some(Kind::CompareSwap | Kind::FetchAdd) if self.open() < self.max_rd_atomic => {
+            Some(Kind::CompareSwap | Kind::FetchAdd)
+                if self.answers.open() < self.max_rd_atomic =>
+            {
                 if let Some((_, original)) = self.atomics.iter().find(|a| a.0 == psn) {
                     let (msn, original) = (self.msn, *original);
                     self.flush_ack();
-                    self.answers
-                        .push_back(Answer::Atomic { psn, msn, original });
+                    self.answers.push(Answer::Atomic { psn, msn, original });
                 }
             }
             _ => {}
@@ -558,87 +529,15 @@ impl Responder {
         }
     }
 
-    /// Queues an acknowledgement. One that waits and tells less goes: the queue stays short whatever comes.
     fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome) {
-        if let Some(Answer::Ack {
-            psn: waiting,
-            syndrome: said,
-            ..
-        }) = self.answers.back()
-            && (*said == syndrome || matches!(said, Syndrome::Ack(_)))
-            && psn.diff(*waiting) >= 0
-        {
-            self.answers.pop_back();
-        }
-        let msn = self.msn;
-        self.answers.push_back(Answer::Ack { psn, syndrome, msn });
+        self.answers.acknowledge(psn, syndrome, self.msn);
     }
 
     /// The next answer to leave.
     pub(super) fn poll_packet(&mut self, report: &mut Report) -> Option<Outgoing> {
-        let mut ext = Extended::default();
-        let mut payload = Payload::default();
-        let aeth = |syndrome: Syndrome, msn| {
-            Some(Aeth {
-                syndrome: syndrome.emit(),
-                msn,
-            })
-        };
-        let acked = Syndrome::Ack(self.credits());
-        let (opcode, at) = match self.answers.front_mut()? {
-            Answer::Ack { psn, syndrome, msn } => {
-                ext.aeth = aeth(*syndrome, *msn);
-                (Opcode::RC_ACKNOWLEDGE, *psn)
-            }
-            Answer::Atomic { psn, msn, original } => {
-                ext.aeth = aeth(acked, *msn);
-                ext.atomic_ack = Some(*original);
-                (Opcode::RC_ATOMIC_ACK, *psn)
-            }
-            Answer::Read {
-                psn,
-                msn,
-                region,
-                offset,
-                left,
-                first,
-            } => {
-                let len = (*left).min(self.pmtu as u64);
-                let mut bytes = vec![0; len as usize];
-                let at = *psn;
-                if region.read(*offset, &mut bytes) {
-                    (*offset, *left, *psn) = (*offset + len, *left - len, psn.add(1));
-                    let opcode = match (std::mem::take(first), *left == 0) {
-                        (true, true) => Opcode::RC_RDMA_READ_RESPONSE_ONLY,
-                        (true, false) => Opcode::RC_RDMA_READ_RESPONSE_FIRST,
-                        (false, true) => Opcode::RC_RDMA_READ_RESPONSE_LAST,
-                        (false, false) => Opcode::RC_RDMA_READ_RESPONSE_MIDDLE,
-                    };
-                    if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
-                        ext.aeth = aeth(acked, *msn);
-                    }
-                    payload = Payload::new(bytes.into(), 0..len as usize);
-                    (opcode, at)
-                } else {
-                    // Cannot be: a region keeps its length.
-                    *left = 0;
-                    ext.aeth = aeth(Syndrome::Nak(Nak::RemoteOperation), *msn);
-                    (Opcode::RC_ACKNOWLEDGE, at)
-                }
-            }
-        };
-        let more = matches!(self.answers.front(), Some(Answer::Read { left: 1.., .. }));
-        if !more {
-            self.answers.pop_front();
-        }
+        let credits = self.credits();
+        let packet = self.answers.poll_packet(self.pmtu, credits)?;
         report.counters.rx_responses += 1;
-        Some(Outgoing {
-            opcode,
-            solicited: false,
-            ack_req: false,
-            psn: at,
-            ext,
-            payload,
-        })
+        Some(packet)
     }
 }

@@ -2,7 +2,9 @@
 
 use super::super::*;
 use super::world::{Phase, SERVICE, World, config};
+use verbs::MadReceived;
 use wire::mad::cm::{AboutMessage, Apr, Drep, Lap, SidrRep, SidrReq};
+use wire::{Guid, PKey, Qpn, ServiceLevel};
 
 fn open(world: &mut World) -> (ConnectionId, ConnectionId) {
     let id = world.connect(0);

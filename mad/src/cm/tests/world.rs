@@ -2,6 +2,8 @@
 
 use super::super::*;
 use std::collections::BTreeMap;
+use verbs::MadReceived;
+use wire::{Guid, Lid, PKey, Qpn, ServiceLevel};
 
 pub(super) const SERVICE: ServiceId = ServiceId(0x1000_0000_0000_0048);
 

@@ -580,6 +580,7 @@ fn a_slow_link_with_loss_still_carries_long_messages() {
         assert!(pair.messages(side).iter().enumerate().all(whole));
         let counters = pair.counters(side);
         assert_eq!(counters.tx_messages, 60);
-        println!("{counters:?}");
+        // Of 1920 packets about 19 are lost. With a window that stays wide, 1800 and more were sent again.
+        assert!(counters.tx_repeated < 800, "{counters:?}");
     }
 }
