@@ -278,7 +278,8 @@ pub enum FaultWhat {
     Link(LinkFault),
     /// The embedded subnet manager
     Sm {
-        /// stop: at once and without a word; start: with the LIDs that it gave before
+        /// stop: at once and without a word; start: with the LIDs that it gave before; handover: a standby gets the subnet and keeps it, as
+        /// long as it lives; takeover: it gives it back
         action: SmAction,
     },
     /// Answers of the embedded manager's SA
@@ -367,6 +368,10 @@ pub enum SmAction {
     Stop,
     /// Start it
     Start,
+    /// Give the subnet to a standby
+    Handover,
+    /// Take it back
+    Takeover,
 }
 
 /// What becomes of requests to the SA.
@@ -507,7 +512,8 @@ pub fn parse_prefix(s: &str) -> Result<u64, String> {
             let [prefix, rest] = [64, 0].map(|shift| (ip.to_bits() >> shift) as u64);
             (rest == 0).then_some(prefix)
         }
-        Err(_) => hex(s),
+        // A few digits are no prefix: `fe80` is meant to be fe80::.
+        Err(_) => hex(s).filter(|prefix| prefix >> 60 != 0),
     };
     // Not multicast (IBA 4.1.1).
     prefix

@@ -11,10 +11,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::mad::MadStatus;
+use wire::mad::attr::SmState;
 use wire::{Guid, Lid, PKey};
 
 /// Names in an error message.
 const MAX_NAMES: usize = 20;
+/// How long a handover may take: less than the one who asked waits for the answer.
+const HANDOVER: Duration = Duration::from_secs(10);
+/// How often is looked whether it is done.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Subnet {
     /// Breaks something, mends it, or tells what is broken. The answer is null, or the list.
@@ -24,7 +29,12 @@ impl Subnet {
     pub fn fault(&self, what: FaultWhat) -> anyhow::Result<Value> {
         match what {
             FaultWhat::Link(fault) => self.break_link(&fault)?,
-            FaultWhat::Sm { action } => self.managed()?.lock().set(action)?,
+            FaultWhat::Sm { action } => match action {
+                SmAction::Stop => self.managed()?.lock().stop()?,
+                SmAction::Start => self.managed()?.lock().start()?,
+                SmAction::Handover => self.hand_over()?,
+                SmAction::Takeover => self.take_over()?,
+            },
             FaultWhat::Sa { fault } => {
                 let (fault, count) = sa_fault(fault);
                 self.with_manager(move |sm, _| {
@@ -32,23 +42,29 @@ impl Subnet {
                     Ok(())
                 })?;
             }
-            FaultWhat::Pkey { node, port, keys } => self.with_manager(move |sm, now| {
-                let guid = end_port(&sm.nodes(), &node, port)?.guid;
-                let mut config = sm.config().clone();
-                match keys.is_empty() {
-                    true => config.pkey_tables.remove(&guid),
-                    false => {
-                        let keys = keys.into_iter().map(PKey).collect();
-                        config.pkey_tables.insert(guid, keys)
-                    }
-                };
-                sm.reconfigure(now, config);
-                Ok(())
-            })?,
-            FaultWhat::Lid { node, lid, port } => self.with_manager(move |sm, now| {
-                let guid = end_port(&sm.nodes(), &node, port)?.guid;
-                Ok(sm.move_lid(now, guid, Lid(lid))?)
-            })?,
+            FaultWhat::Pkey { node, port, keys } => {
+                let node = self.known_as(node);
+                self.with_manager(move |sm, now| {
+                    let guid = end_port(&sm.nodes(), &node, port)?.guid;
+                    let mut config = sm.config().clone();
+                    match keys.is_empty() {
+                        true => config.pkey_tables.remove(&guid),
+                        false => {
+                            let keys = keys.into_iter().map(PKey).collect();
+                            config.pkey_tables.insert(guid, keys)
+                        }
+                    };
+                    sm.reconfigure(now, config);
+                    Ok(())
+                })?;
+            }
+            FaultWhat::Lid { node, lid, port } => {
+                let node = self.known_as(node);
+                self.with_manager(move |sm, now| {
+                    let guid = end_port(&sm.nodes(), &node, port)?.guid;
+                    Ok(sm.move_lid(now, guid, Lid(lid))?)
+                })?;
+            }
             FaultWhat::Prefix { prefix } => self.with_manager(move |sm, now| {
                 let config = SmConfig {
                     subnet_prefix: prefix,
@@ -67,11 +83,18 @@ impl Subnet {
         sm.context("this fabric has no embedded subnet manager (--sm embedded), only links can be broken here")
     }
 
+    /// A name of the topology as the manager knows it.
+    fn known_as(&self, name: String) -> String {
+        let mut nodes = self.site.nodes.iter();
+        let node = nodes.find(|node| node.name == name);
+        node.map_or(name, |node| node.guid.to_string())
+    }
+
     /// Does something to the manager, on its thread.
-    fn with_manager(
+    fn with_manager<R: Send + 'static>(
         &self,
-        f: impl FnOnce(&mut SubnetManager, Instant) -> anyhow::Result<()> + Send + 'static,
-    ) -> anyhow::Result<()> {
+        f: impl FnOnce(&mut SubnetManager, Instant) -> anyhow::Result<R> + Send + 'static,
+    ) -> anyhow::Result<R> {
         self.managed()?;
         let manager = self
             .manager()
@@ -82,6 +105,39 @@ impl Subnet {
             done
         });
         done.context("the fabric is about to end")?
+    }
+
+    fn hand_over(&self) -> anyhow::Result<()> {
+        let heir = self.with_manager(|sm, now| Ok(sm.step_down(now)?))?;
+        if self.becomes(|state| state != SmState::MASTER)? {
+            return Ok(());
+        }
+        self.with_manager(|sm, now| Ok(sm.step_up(now)?))?;
+        bail!(
+            "the standby with the GUID {heir} did not take the subnet within {HANDOVER:?}; it stays here"
+        );
+    }
+
+    fn take_over(&self) -> anyhow::Result<()> {
+        self.with_manager(|sm, now| Ok(sm.step_up(now)?))?;
+        match self.becomes(|state| state == SmState::MASTER)? {
+            true => Ok(()),
+            false => bail!(
+                "the master has not handed the subnet over within {HANDOVER:?}; it may do so when it sweeps"
+            ),
+        }
+    }
+
+    /// Waits for a state of the manager.
+    fn becomes(&self, is_right: impl Fn(SmState) -> bool) -> anyhow::Result<bool> {
+        let until = Instant::now() + HANDOVER;
+        while Instant::now() < until {
+            if is_right(self.with_manager(|sm, _| Ok(sm.state()))?) {
+                return Ok(true);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(false)
     }
 
     fn break_link(&self, fault: &LinkFault) -> anyhow::Result<()> {
@@ -197,11 +253,6 @@ impl Subnet {
                 })
             })
             .collect();
-        let sm = match &self.sm {
-            None => "not embedded",
-            Some(sm) if sm.lock().running.is_some() => "running",
-            Some(_) => "stopped",
-        };
         let more = self.manager().and_then(|manager| {
             manager.call(|Manager { sm, .. }, _| {
                 let tables = sm.config().pkey_tables.iter();
@@ -217,35 +268,38 @@ impl Subnet {
                     };
                     json!({ "fault": fault, "left": left })
                 });
-                (sa, tables.collect::<Vec<_>>())
+                (sa, tables.collect::<Vec<_>>(), sm.has_resigned())
             })
         });
-        let (sa, tables) = more.unwrap_or_default();
+        let (sa, tables, resigned) = more.unwrap_or_default();
+        let sm = match &self.sm {
+            None => "not embedded",
+            Some(_) if resigned => "handed over",
+            Some(sm) if sm.lock().running.is_some() => "running",
+            Some(_) => "stopped",
+        };
         json!({ "links": links, "sm": sm, "sa": sa, "pkey_tables": tables })
     }
 }
 
 impl Managed {
-    fn set(&mut self, action: SmAction) -> anyhow::Result<()> {
-        match (action, self.running.take()) {
-            (SmAction::Stop, Some(running)) => {
-                let config = running.inbox().call(|Manager { sm, .. }, _| SmConfig {
-                    lid_map: sm.lid_map(),
-                    ..sm.config().clone()
-                });
-                self.config = config.context("the subnet manager has ended")?;
-                Ok(())
-            }
-            (SmAction::Stop, None) => bail!("the subnet manager is stopped already"),
-            (SmAction::Start, Some(running)) => {
-                self.running = Some(running);
-                bail!("the subnet manager runs already")
-            }
-            (SmAction::Start, None) => {
-                self.running = Some(start_manager(&*self.at, self.config.clone())?);
-                Ok(())
-            }
+    fn stop(&mut self) -> anyhow::Result<()> {
+        let running = self.running.take();
+        let running = running.context("the subnet manager is stopped already")?;
+        let config = running.inbox().call(|Manager { sm, .. }, _| SmConfig {
+            lid_map: sm.lid_map(),
+            ..sm.config().clone()
+        });
+        self.config = config.context("the subnet manager has ended")?;
+        Ok(())
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        if self.running.is_some() {
+            bail!("the subnet manager runs already");
         }
+        self.running = Some(start_manager(&*self.at, self.config.clone())?);
+        Ok(())
     }
 }
 

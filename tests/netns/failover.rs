@@ -305,5 +305,26 @@ fn ours_beside_opensm() {
     wait_multicast(&subnet);
     subnet.wait_reaches(2, "fd77::1");
     assert_eq!(lids(&subnet), before);
+
+    // Whoever is better, on command the other one gets the subnet and keeps it.
+    let mut traffic = Traffic::start(&subnet, 6);
+    let begin = Instant::now();
+    subnet.fault("sm handover");
+    worse.wait_master();
+    wait_ours("standby");
+    wait_restored(&subnet, &all);
+    let given = begin.elapsed();
+    subnet.fault("sm takeover");
+    wait_ours("master");
+    worse.wait_standby_again();
+    wait_restored(&subnet, &all);
+    eprintln!(
+        "handed over on command with all memberships after {given:?}, taken back {:?} later",
+        begin.elapsed() - given
+    );
+    traffic.runs();
+    traffic.all_arrived();
+    wait_multicast(&subnet);
+    assert_eq!(lids(&subnet), before);
     worse.no_errors();
 }

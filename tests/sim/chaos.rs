@@ -1,15 +1,11 @@
 //! Twenty hosts, three leaf and two spine switches, and a seed that decides what fails when.
 
-use crate::basic::{all_pairs, states};
-use crate::failures::{held, is_complete};
+use crate::failures::verdict;
 use crate::net::{CableId, Death, Random};
 use crate::scale::fat_tree;
 use crate::sim::{MachineId, Sim, SmPlace};
 use fabric::sm::SmConfig;
-use std::collections::BTreeSet;
 use std::time::Duration;
-use wire::Gid;
-use wire::mad::attr::SmState;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOSTS: usize = 20;
@@ -214,66 +210,10 @@ impl Chaos {
         self.sim.set_faults(0.0, 0.0, 0.0);
     }
 
-    /// What is wrong in the end.
     fn verdict(&mut self) -> Result<Duration, String> {
-        let start = self.sim.elapsed();
-        let up = self
-            .sim
-            .run_until(60 * SECOND, |sim| (0..HOSTS).all(|h| sim.is_up(h)));
-        if !up {
-            return Err(format!("not up: {:?}", states(&self.sim)));
-        }
-        let pairs = all_pairs(&self.sim);
-        let silent = self.sim.ping_until_answered(&pairs, 60 * SECOND);
-        if !silent.is_empty() {
-            return Err(format!("silent: {silent:?}"));
-        }
-        let took = self.sim.elapsed() - start;
-        // Whatever is still under way comes to its end.
-        self.sim.run_for(20 * SECOND);
-        let masters: Vec<MachineId> = self
-            .managers
-            .iter()
-            .filter_map(|m| m.running)
-            .filter(|sm| self.sim.sm(*sm).state() == SmState::MASTER)
-            .collect();
-        let [master] = masters[..] else {
-            return Err(format!("{} masters", masters.len()));
-        };
-        let sm = self.sim.sm(master);
-        let ports: BTreeSet<Gid> = (0..HOSTS).map(|h| self.sim.gid(h)).collect();
-        let members = sm.groups().into_iter().flat_map(|group| {
-            group
-                .members
-                .into_iter()
-                .map(move |(member, _)| (member, group.mgid.to_string()))
-        });
-        let subscribers = sm
-            .subscriptions()
-            .map(|(subscriber, info)| (subscriber, format!("{info:?}")));
-        let strangers: Vec<_> = members
-            .chain(subscribers)
-            .filter(|(port, _)| !ports.contains(port))
-            .collect();
-        if !strangers.is_empty() {
-            return Err(format!(
-                "the SA holds things of ports that are not there: {strangers:?}"
-            ));
-        }
-        for h in 0..HOSTS {
-            let held = held(sm, self.sim.gid(h));
-            let queue_pairs = self.sim.alive(h).hca.resources().queue_pairs.len();
-            if !is_complete(held) || queue_pairs != 1 {
-                return Err(format!(
-                    "host {h}: {queue_pairs} queue pairs, the SA holds {held:?}"
-                ));
-            }
-        }
-        let again = self.sim.ping_until_answered(&pairs, Duration::ZERO);
-        if !again.is_empty() {
-            return Err(format!("silent again: {again:?}"));
-        }
-        Ok(took)
+        let managers = self.managers.iter().filter_map(|m| m.running);
+        let managers: Vec<MachineId> = managers.collect();
+        verdict(&mut self.sim, &managers)
     }
 }
 

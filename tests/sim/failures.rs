@@ -1,13 +1,14 @@
 //! A host that vanishes, and what the others notice.
 
-use crate::basic::{all_pairs, one_switch};
+use crate::basic::{all_pairs, one_switch, states};
 use crate::host;
 use crate::net::Death;
-use crate::sim::Sim;
+use crate::sim::{MachineId, Sim};
 use fabric::sm::SubnetManager;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::Gid;
-use wire::mad::attr::JoinState;
+use wire::mad::attr::{JoinState, SmState};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -55,6 +56,50 @@ pub fn held(sm: &SubnetManager, gid: Gid) -> Held {
 /// 24 bits); traps 64 to 67?
 pub fn is_complete(held: Held) -> bool {
     held.full == 4 && held.subscriptions == 4
+}
+
+/// All hosts come up, all pairs talk, and after a quiet while still do; of `managers` one is master, and its SA holds what the hosts need and
+/// nothing else. How long it took until all talked; else what is wrong.
+pub fn verdict(sim: &mut Sim, managers: &[MachineId]) -> Result<Duration, String> {
+    let (start, hosts) = (sim.elapsed(), sim.hosts.len());
+    let all_up = |sim: &Sim| (0..hosts).all(|h| sim.is_up(h));
+    if !sim.run_until(60 * SECOND, all_up) {
+        return Err(format!("not up: {:?}", states(sim)));
+    }
+    let pairs = all_pairs(sim);
+    let silent = sim.ping_until_answered(&pairs, 60 * SECOND);
+    if !silent.is_empty() {
+        return Err(format!("silent: {silent:?}"));
+    }
+    let took = sim.elapsed() - start;
+    // Whatever is still under way comes to its end.
+    sim.run_for(20 * SECOND);
+    let is_master = |sm: &&MachineId| sim.sm(**sm).state() == SmState::MASTER;
+    let masters: Vec<&MachineId> = managers.iter().filter(is_master).collect();
+    let [master] = masters[..] else {
+        return Err(format!("{} masters", masters.len()));
+    };
+    let sm = sim.sm(*master);
+    let ports: BTreeSet<Gid> = (0..hosts).map(|h| sim.gid(h)).collect();
+    let members = sm.groups().into_iter().flat_map(|group| group.members);
+    let registered = members.map(|(port, _)| port);
+    let registered = registered.chain(sm.subscriptions().map(|(port, _)| port));
+    let strangers: Vec<Gid> = registered.filter(|port| !ports.contains(port)).collect();
+    if !strangers.is_empty() {
+        return Err(format!("registered, but not there: {strangers:?}"));
+    }
+    for h in 0..hosts {
+        let held = held(sm, sim.gid(h));
+        let queue_pairs = sim.alive(h).hca.resources().queue_pairs.len();
+        if !is_complete(held) || queue_pairs != 1 {
+            return Err(format!("host {h}: {queue_pairs} queue pairs, {held:?}"));
+        }
+    }
+    let again = sim.ping_until_answered(&pairs, Duration::ZERO);
+    match again.is_empty() {
+        true => Ok(took),
+        false => Err(format!("silent again: {again:?}")),
+    }
 }
 
 /// Does any other host keep a neighbour entry of `h`?

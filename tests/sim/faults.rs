@@ -1,15 +1,15 @@
 //! The faults of `ipoib fault`: each alone, and random sequences of them by seed. In the end all hosts talk, and nothing is left over.
 
-use crate::basic::{all_pairs, states};
-use crate::failures::{held, is_complete};
+use crate::basic::all_pairs;
+use crate::failures::verdict;
 use crate::net::{Death, Random};
 use crate::sim::{MachineId, Sim, SmPlace};
 use fabric::link::fault::FaultConfig;
-use fabric::sm::{MoveError, SaFault, SmConfig};
-use std::collections::BTreeSet;
+use fabric::sm::{HandOverError, MoveError, SaFault, SmConfig};
 use std::time::Duration;
 use wire::mad::MadStatus;
-use wire::{Gid, Lid, PKey};
+use wire::mad::attr::SmState;
+use wire::{Lid, PKey};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
@@ -24,6 +24,7 @@ enum Fault {
     Trunk(usize, Death),
     Link(usize, FaultConfig),
     Sm,
+    Handover,
     Sa(SaFault, Option<u32>),
     PKeys(usize, Vec<PKey>),
     Lid(usize, Lid),
@@ -37,7 +38,7 @@ fn random_fault(random: &mut Random) -> Fault {
     } else {
         Death::Noticed
     };
-    match random.below(8) {
+    match random.below(9) {
         0 => Fault::Down(host, death),
         1 => Fault::Trunk(random.below(2), death),
         2 => {
@@ -67,13 +68,15 @@ fn random_fault(random: &mut Random) -> Fault {
             Fault::PKeys(host, keys.iter().map(|key| PKey(*key)).collect())
         }
         6 => Fault::Lid(host, Lid(1 + random.below(300) as u16)),
+        7 => Fault::Handover,
         _ => Fault::Prefix(0xfec0_0000_0000_0000 + random.below(4) as u64),
     }
 }
 
 struct World {
     sim: Sim,
-    sm: Option<MachineId>,
+    /// None while it is stopped, two while the subnet is handed over.
+    managers: Vec<MachineId>,
     /// Of a manager that starts.
     config: SmConfig,
 }
@@ -91,18 +94,71 @@ impl World {
             sim.hosts[h].config.p_key = Some(PKey::DEFAULT_FULL);
         }
         let config = SmConfig::default();
-        let sm = sim.start_sm(SmPlace::Switch(0), config.clone());
+        let sm = sim.start_sm(SmPlace::Switch(0), prioritized(&config, 0));
         (0..HOSTS).for_each(|h| sim.start(h));
-        let sm = Some(sm);
-        World { sim, sm, config }
+        World {
+            sim,
+            managers: vec![sm],
+            config,
+        }
     }
 
     fn reconfigure(&mut self, change: impl FnOnce(&mut SmConfig)) {
         change(&mut self.config);
-        if let Some(sm) = self.sm {
-            let config = self.config.clone();
-            self.sim.reconfigure_sm(sm, config);
+        for (n, sm) in self.managers.iter().enumerate() {
+            let config = prioritized(&self.config, n);
+            self.sim.reconfigure_sm(*sm, config);
         }
+    }
+
+    /// Another manager at the other switch gets the subnet. Where something else is broken that may fail.
+    fn hand_over(&mut self) -> Result<(), String> {
+        let [first] = self.managers[..] else {
+            return Err("one manager is needed".into());
+        };
+        let sim = &mut self.sim;
+        let config = SmConfig {
+            lid_map: sim.sm(first).lid_map(),
+            ..prioritized(&self.config, 1)
+        };
+        let second = sim.start_sm(SmPlace::Switch(1), config);
+        self.managers.push(second);
+        let stands_by = |sim: &Sim| sim.sm(second).state() == SmState::STANDBY;
+        if !sim.run_until(10 * SECOND, stands_by) {
+            return Err("no standby".into());
+        }
+        // The master has asked it, too.
+        let mut done = Err(HandOverError::NoStandby);
+        for _ in 0..20 {
+            done = sim.with_sm(first, |sm, now| sm.step_down(now).map(drop));
+            if done != Err(HandOverError::NoStandby) {
+                break;
+            }
+            sim.run_for(SECOND);
+        }
+        done.map_err(|error| error.to_string())?;
+        match sim.run_until(10 * SECOND, |sim| are(sim, &[first, second], [false, true])) {
+            true => Ok(()),
+            false => Err("not handed over".into()),
+        }
+    }
+
+    /// The first one has it again, and the other one ends.
+    fn take_over(&mut self) -> Result<(), String> {
+        if let [first, second] = self.managers[..] {
+            let sim = &mut self.sim;
+            match sim.with_sm(first, |sm, now| sm.step_up(now)) {
+                Ok(()) | Err(HandOverError::IsMaster) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+            if !sim.run_until(60 * SECOND, |sim| are(sim, &[first, second], [true, false])) {
+                let states = self.managers.iter().map(|sm| sim.sm(*sm).state());
+                return Err(format!("managers: {:?}", states.collect::<Vec<_>>()));
+            }
+            sim.kill_sm(second);
+            self.managers.truncate(1);
+        }
+        Ok(())
     }
 
     fn harm(&mut self, fault: Fault, seed: u64) {
@@ -112,14 +168,15 @@ impl World {
             Fault::Trunk(trunk, death) => sim.net.cut(sim.trunks[trunk], death),
             Fault::Link(h, config) => sim.net.set_cable_faults(sim.alive(h).cable, config, seed),
             Fault::Sm => {
-                if let Some(sm) = self.sm.take() {
+                for sm in self.managers.drain(..) {
                     self.config.lid_map = sim.sm(sm).lid_map();
                     sim.kill_sm(sm);
                 }
             }
+            Fault::Handover => drop(self.hand_over()),
             Fault::Sa(fault, count) => {
-                if let Some(sm) = self.sm {
-                    sim.with_sm(sm, |sm, _| sm.set_sa_fault(Some(fault), count));
+                for sm in &self.managers {
+                    sim.with_sm(*sm, |sm, _| sm.set_sa_fault(Some(fault), count));
                 }
             }
             Fault::PKeys(h, keys) => {
@@ -127,9 +184,9 @@ impl World {
                 self.reconfigure(|config| drop(config.pkey_tables.insert(guid, keys)));
             }
             Fault::Lid(h, lid) => {
-                if let Some(sm) = self.sm {
+                for sm in &self.managers {
                     let guid = sim.hosts[h].guid;
-                    match sim.with_sm(sm, |sm, now| sm.move_lid(now, guid, lid)) {
+                    match sim.with_sm(*sm, |sm, now| sm.move_lid(now, guid, lid)) {
                         Ok(()) | Err(MoveError::Taken(..) | MoveError::NotMaster) => {}
                         // Its link is down, or the sweep has not come so far.
                         Err(MoveError::NoPort(_)) => {}
@@ -145,14 +202,16 @@ impl World {
     }
 
     /// LIDs and prefix stay as they are.
-    fn mend_all(&mut self) {
-        if self.sm.is_none() {
-            let config = self.config.clone();
-            self.sm = Some(self.sim.start_sm(SmPlace::Switch(0), config));
+    fn mend_all(&mut self) -> Result<(), String> {
+        if self.managers.is_empty() {
+            let config = prioritized(&self.config, 0);
+            let sm = self.sim.start_sm(SmPlace::Switch(0), config);
+            self.managers.push(sm);
         }
         self.reconfigure(|config| config.pkey_tables.clear());
-        let sm = self.sm.expect("started above");
-        self.sim.with_sm(sm, |sm, _| sm.set_sa_fault(None, None));
+        for sm in &self.managers {
+            self.sim.with_sm(*sm, |sm, _| sm.set_sa_fault(None, None));
+        }
         let own = (0..HOSTS).map(|h| self.sim.alive(h).cable);
         let cables: Vec<usize> = own.chain(self.sim.trunks.clone()).collect();
         for cable in cables {
@@ -161,43 +220,11 @@ impl World {
                 self.sim.net.join(cable);
             }
         }
+        self.take_over()
     }
 
-    /// How long it took until all talked; else what is wrong.
     fn verdict(&mut self) -> Result<Duration, String> {
-        let start = self.sim.elapsed();
-        let all_up = |sim: &Sim| (0..HOSTS).all(|h| sim.is_up(h));
-        if !self.sim.run_until(60 * SECOND, all_up) {
-            return Err(format!("not up: {:?}", states(&self.sim)));
-        }
-        let pairs = all_pairs(&self.sim);
-        let silent = self.sim.ping_until_answered(&pairs, 60 * SECOND);
-        if !silent.is_empty() {
-            return Err(format!("silent: {silent:?}"));
-        }
-        let took = self.sim.elapsed() - start;
-        self.sim.run_for(20 * SECOND);
-        let sm = self.sim.sm(self.sm.ok_or("no manager")?);
-        let ports: BTreeSet<Gid> = (0..HOSTS).map(|h| self.sim.gid(h)).collect();
-        let members = sm.groups().into_iter().flat_map(|group| group.members);
-        let registered = members.map(|(port, _)| port);
-        let registered = registered.chain(sm.subscriptions().map(|(port, _)| port));
-        let strangers: Vec<Gid> = registered.filter(|port| !ports.contains(port)).collect();
-        if !strangers.is_empty() {
-            return Err(format!("registered, but not there: {strangers:?}"));
-        }
-        for h in 0..HOSTS {
-            let held = held(sm, self.sim.gid(h));
-            let queue_pairs = self.sim.alive(h).hca.resources().queue_pairs.len();
-            if !is_complete(held) || queue_pairs != 1 {
-                return Err(format!("host {h}: {queue_pairs} queue pairs, {held:?}"));
-            }
-        }
-        let again = self.sim.ping_until_answered(&pairs, Duration::ZERO);
-        match again.is_empty() {
-            true => Ok(took),
-            false => Err(format!("silent again: {again:?}")),
-        }
+        verdict(&mut self.sim, &self.managers)
     }
 }
 
@@ -215,8 +242,21 @@ fn run(seed: u64, faults: &[Fault]) -> Result<Duration, String> {
             world.sim.run_for(MS * (1 + random.below(200) as u32));
         }
     }
-    world.mend_all();
+    world.mend_all()?;
     world.verdict()
+}
+
+/// The first manager is the better one.
+fn prioritized(config: &SmConfig, number: usize) -> SmConfig {
+    SmConfig {
+        sm_priority: [5, 1][number],
+        ..config.clone()
+    }
+}
+
+fn are(sim: &Sim, managers: &[MachineId], masters: [bool; 2]) -> bool {
+    let of = |n: usize| sim.sm(managers[n]).state() == SmState::MASTER;
+    [of(0), of(1)] == masters
 }
 
 #[test]
@@ -246,6 +286,7 @@ fn each_fault_alone() {
             ..none
         }),
         Fault::Sm,
+        Fault::Handover,
         Fault::Sa(SaFault::Drop, None),
         Fault::Sa(SaFault::Delay(2 * SECOND), None),
         Fault::Sa(SaFault::Status(MadStatus(0x200)), None),
@@ -277,6 +318,58 @@ fn a_moved_key_and_an_absent_manager_lose_nothing_on_known_paths() {
         let silent = world.sim.ping_until_answered(&pairs, Duration::ZERO);
         assert_eq!(silent, [], "{fault:?}");
     }
+}
+
+/// There and back: LIDs stay, nobody loses a packet, all register with whoever is master.
+#[test]
+fn a_handover_loses_nothing() {
+    let mut world = World::new(9);
+    assert!(world.verdict().is_ok());
+    let first = world.managers[0];
+    let step_down = |world: &mut World| {
+        let sim = &mut world.sim;
+        sim.with_sm(first, |sm, now| sm.step_down(now))
+    };
+    assert_eq!(step_down(&mut world), Err(HandOverError::NoStandby));
+    let step_up = |world: &mut World| world.sim.with_sm(first, |sm, now| sm.step_up(now));
+    assert_eq!(step_up(&mut world), Err(HandOverError::IsMaster));
+    let lids = |world: &World| {
+        let lid = |h| world.sim.interface(h).link_status().lid;
+        (0..HOSTS).map(lid).collect::<Vec<_>>()
+    };
+    let (before, pairs) = (lids(&world), all_pairs(&world.sim));
+    let mut tokens = Vec::new();
+    let mut talk = |world: &mut World| {
+        for _ in 0..40 {
+            let sent = pairs.iter();
+            tokens.extend(sent.map(|(from, to)| (*from, world.sim.ping(*from, *to))));
+            world.sim.run_for(50 * MS);
+        }
+    };
+    for _ in 0..2 {
+        assert_eq!(world.hand_over(), Ok(()));
+        talk(&mut world);
+        // It keeps the subnet, though the other one is better.
+        assert!(world.verdict().is_ok());
+        assert!(are(&world.sim, &world.managers, [false, true]));
+        assert!(world.sim.sm(first).has_resigned());
+        let not_master = HandOverError::NotMaster(SmState::STANDBY);
+        assert_eq!(step_down(&mut world), Err(not_master));
+        assert_eq!(world.take_over(), Ok(()));
+        talk(&mut world);
+        assert!(world.verdict().is_ok());
+        assert_eq!(lids(&world), before);
+    }
+    let answered = |(from, token): &&(usize, u32)| world.sim.answered(*from, *token);
+    assert_eq!(tokens.iter().filter(answered).count(), tokens.len());
+
+    // Who handed over takes the place of a dead master all the same.
+    assert_eq!(world.hand_over(), Ok(()));
+    world.sim.kill_sm(world.managers.remove(1));
+    let is_master = |sim: &Sim| sim.sm(first).state() == SmState::MASTER;
+    assert!(world.sim.run_until(30 * SECOND, is_master));
+    assert!(!world.sim.sm(first).has_resigned());
+    assert!(world.verdict().is_ok());
 }
 
 fn seeds(part: u64) {

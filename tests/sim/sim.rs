@@ -202,7 +202,16 @@ impl Sim {
 
     /// A cable between two switches.
     pub fn connect_switches(&mut self, a: usize, b: usize) -> CableId {
-        let ports = [a, b].map(|s| (s, self.switches[s].switch.free_port().expect("a free port")));
+        let ports = [a, b].map(|s| {
+            (
+                s,
+                self.switches[s]
+                    .switch
+                    .free_ports()
+                    .next()
+                    .expect("a free port"),
+            )
+        });
         let sinks = ports.map(|(s, port)| self.switches[s].switch.port(port));
         let cable = self.net.add_cable(sinks);
         for (side, (s, port)) in ports.into_iter().enumerate() {
@@ -315,7 +324,7 @@ impl Sim {
                 .put(interface, Input::Interface(datapath::Input::Host(event)));
         }
         let switch_node = self.switches[switch].switch.clone();
-        let port = switch_node.free_port().expect("a free port");
+        let port = switch_node.free_ports().next().expect("a free port");
         let sink: Arc<dyn LinkSink> = hca.clone();
         let cable = self.net.add_cable([switch_node.port(port), sink]);
         switch_node.attach_link(port, self.net.end(cable, 0));

@@ -4,7 +4,7 @@ use super::smp::{Purpose, Transaction};
 use super::topology::{PortId, Topology};
 use super::{Counter, SubnetManager};
 use std::time::Instant;
-use wire::mad::attr::{SmInfo, SmState};
+use wire::mad::attr::{CapabilityChange, Notice, SmInfo, SmState};
 use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Guid, Lid};
 
@@ -14,6 +14,34 @@ const HANDOVER: u32 = 1;
 const ACKNOWLEDGE: u32 = 2;
 /// Polls that a better manager has to become master, once it was seen to sweep: a large subnet takes it seconds.
 pub(super) const PATIENCE: u8 = 20;
+/// Bit of trap 144's change flags: the priority of a subnet manager changed (IBA 14.4.1, table of notices).
+const PRIORITY_CHANGED: u8 = 8;
+/// How often the master is told so, once a poll, until it hands over.
+const REMINDERS: u8 = 5;
+
+/// Why the subnet is not handed over, or not taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandOverError {
+    /// There is nothing to hand over.
+    #[error("the subnet manager is not the master but {0}")]
+    NotMaster(SmState),
+    /// Nobody to hand it to.
+    #[error(
+        "there is no standby subnet manager to hand the subnet to; start another one, e.g. `ipoib diag opensm`"
+    )]
+    NoStandby,
+    /// There is nothing to take back.
+    #[error("the subnet manager is the master already")]
+    IsMaster,
+    /// The master would keep the subnet.
+    #[error("the master, with the GUID {}, has priority {}: it keeps the subnet; the subnet manager here has {own}", .master.guid, .master.priority)]
+    Worse {
+        /// The master.
+        master: SmInfo,
+        /// The own priority.
+        own: u8,
+    },
+}
 
 impl SubnetManager {
     fn own_guid(&self) -> Guid {
@@ -26,7 +54,10 @@ impl SubnetManager {
             sm_key: 0,
             act_count: self.act_count,
             priority: self.config.sm_priority & 0xf,
-            sm_state: self.state,
+            sm_state: match self.state {
+                SmState::STANDBY if self.resigned => SmState::NOT_ACTIVE,
+                state => state,
+            },
         }
     }
 
@@ -36,18 +67,17 @@ impl SubnetManager {
             > (own.priority, std::cmp::Reverse(own.guid))
     }
 
+    /// The managers that were found.
+    fn others(&self) -> Vec<(PortId, SmInfo)> {
+        let others = self.topo.end_ports();
+        let others = others.filter(|(id, _)| self.topo.own != Some(*id));
+        others.filter_map(|(id, p)| Some((id, p.is_sm?))).collect()
+    }
+
     /// Decides on the own state by the managers that were found.
     pub(super) fn elect(&mut self, now: Instant) {
-        let others: Vec<(PortId, SmInfo)> = self
-            .topo
-            .end_ports()
-            .filter(|(id, _)| self.topo.own != Some(*id))
-            .filter_map(|(id, p)| Some((id, p.is_sm?)))
-            .collect();
-        let master = others
-            .iter()
-            .filter(|(_, info)| info.sm_state == SmState::MASTER)
-            .max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)));
+        let others = self.others();
+        let master = best(&others, SmState::MASTER);
         match (self.state, master) {
             (SmState::DISCOVERING, None) if self.topo.own.is_some() => {
                 // Two that begin at once: the better one goes on (IBA 14.4.1.1), if it does.
@@ -75,6 +105,69 @@ impl SubnetManager {
         }
     }
 
+    /// Gives the subnet to the best of the standby managers, whose GUID is told; [`Self::state`] tells when it has it. From then on this one
+    /// tells that it is not active, whatever its priority: no master hands over to such a one. It still takes the place of a silent master.
+    ///
+    /// # Errors
+    /// This is not the master, or there is no standby.
+    pub fn step_down(&mut self, now: Instant) -> Result<Guid, HandOverError> {
+        self.now = Some(now);
+        if self.state != SmState::MASTER {
+            return Err(HandOverError::NotMaster(self.state));
+        }
+        let others = self.others();
+        let (port, heir) = best(&others, SmState::STANDBY).ok_or(HandOverError::NoStandby)?;
+        self.resigned = true;
+        self.hand_over(*port);
+        self.after(now);
+        Ok(heir.guid)
+    }
+
+    /// Ends what [`Self::step_down`] did: as a standby, asks the master for the subnet.
+    ///
+    /// # Errors
+    /// It has the subnet, or is not better than the master.
+    pub fn step_up(&mut self, now: Instant) -> Result<(), HandOverError> {
+        self.now = Some(now);
+        let resigned = std::mem::take(&mut self.resigned);
+        if self.state == SmState::MASTER {
+            return resigned.then_some(()).ok_or(HandOverError::IsMaster);
+        }
+        let master = self.master.and_then(|m| self.topo.port(m)?.is_sm);
+        if let Some(master) = master.filter(|master| self.is_better(master)) {
+            let own = self.sm_info().priority;
+            return Err(HandOverError::Worse { master, own });
+        }
+        self.reminders = REMINDERS;
+        if self.state == SmState::STANDBY {
+            self.poll_master(now);
+        }
+        self.after(now);
+        Ok(())
+    }
+
+    /// Was the subnet handed over on purpose?
+    pub fn has_resigned(&self) -> bool {
+        self.resigned && self.state != SmState::MASTER
+    }
+
+    /// Trap 144 to the master: there is a better manager here, so that it looks and hands over.
+    fn remind(&mut self, master: Lid) {
+        let Some(own) = self.topo.own_port().map(|port| port.lid) else {
+            return;
+        };
+        let notice = Notice::capability_change(CapabilityChange {
+            lid: own,
+            local_changes: true,
+            change_flags: PRIORITY_CHANGED,
+            ..CapabilityChange::default()
+        });
+        let tid = self.smps.tid();
+        let trap = Smp::lid_routed(Method::TRAP, AttrId::NOTICE, 0, tid);
+        let trap = trap.with_data(&notice.emit()[..64]);
+        self.out_smp.push_back(super::smp::send_smp(trap, master));
+    }
+
     /// Asks a better manager to take the subnet.
     fn hand_over(&mut self, heir: PortId) {
         if !self.smps.is_asking(&Purpose::HandOver(heir)) {
@@ -87,6 +180,8 @@ impl SubnetManager {
         tracing::info!(guid = %self.own_guid(), "subnet manager is master");
         self.state = SmState::MASTER;
         self.patience = PATIENCE;
+        self.reminders = 0;
+        self.resigned = false;
         self.master = None;
         self.next_poll = None;
         self.next_sweep = Some(now + self.config.sweep_interval);
@@ -148,8 +243,21 @@ impl SubnetManager {
     }
 
     pub(super) fn polled(&mut self, now: Instant, smp: &Smp) {
-        match SmInfo::parse(&smp.data).map(|info| info.sm_state) {
-            Some(SmState::MASTER) => self.patience = PATIENCE,
+        let info = SmInfo::parse(&smp.data);
+        let master = self.master.and_then(|m| self.topo.port_mut(m));
+        let lid = master.map(|port| {
+            port.is_sm = info;
+            port.lid
+        });
+        match info.map(|info| info.sm_state) {
+            Some(SmState::MASTER) => {
+                self.patience = PATIENCE;
+                let worse = info.filter(|info| !self.is_better(info));
+                if let (Some(lid), Some(_), 1..) = (lid, worse, self.reminders) {
+                    self.reminders -= 1;
+                    self.remind(lid);
+                }
+            }
             Some(SmState::DISCOVERING) if self.patience > 0 => self.patience -= 1,
             _ => self.master_silent(now),
         }
@@ -195,4 +303,10 @@ impl SubnetManager {
             }
         }
     }
+}
+
+/// The best of those in this state.
+fn best(managers: &[(PortId, SmInfo)], state: SmState) -> Option<&(PortId, SmInfo)> {
+    let managers = managers.iter().filter(|(_, info)| info.sm_state == state);
+    managers.max_by_key(|(_, info)| (info.priority, std::cmp::Reverse(info.guid)))
 }

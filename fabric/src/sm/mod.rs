@@ -31,6 +31,7 @@ mod view;
 
 pub use config::{EndPort, GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who};
 pub use counters::{Counter, Counters};
+pub use election::HandOverError;
 pub use faults::{MoveError, SaFault};
 pub use view::{GroupView, LinkView, NodeView, PortView};
 
@@ -93,6 +94,10 @@ pub struct SubnetManager {
     dirty_since: Option<Instant>,
     /// Polls that a better manager may answer before it is master (it may sweep for long).
     patience: u8,
+    /// The subnet was handed over on purpose, and another manager is to keep it.
+    resigned: bool,
+    /// How often the master is still told that this manager is better.
+    reminders: u8,
     last_sweep: Option<Instant>,
     /// A discovery request was answered since.
     progress: bool,
@@ -135,6 +140,8 @@ impl SubnetManager {
             next_settle: None,
             dirty_since: None,
             patience: election::PATIENCE,
+            resigned: false,
+            reminders: 0,
             last_sweep: None,
             progress: false,
             first_look: true,

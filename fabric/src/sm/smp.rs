@@ -184,6 +184,11 @@ pub(super) struct SmpQueue {
 }
 
 impl SmpQueue {
+    /// Of a MAD that is not answered.
+    pub(super) fn tid(&mut self) -> u64 {
+        self.tids.u32(..).into()
+    }
+
     pub(super) fn new(config: &SmConfig, tids: fastrand::Rng) -> Self {
         SmpQueue {
             waiting: VecDeque::new(),

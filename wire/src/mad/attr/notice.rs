@@ -101,8 +101,8 @@ record! {
         /// Something other than the mask changed; see `change_flags`.
         local_changes: bool = 47:1,
         capability_mask: super::CapabilityMask = 48:32,
-        /// Link speed enabled changed, bit 2; link width enabled, bit 1; node description, bit 0.
-        change_flags: u8 = 93:3,
+        /// Priority of a subnet manager changed, bit 3; link speed enabled, bit 2; link width enabled, bit 1; node description, bit 0.
+        change_flags: u8 = 92:4,
         capability_mask2: u16 = 96:16,
     }
 }
