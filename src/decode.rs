@@ -332,7 +332,6 @@ mod tests {
                 dlid: Lid(2),
                 ..Lrh::default()
             },
-            grh: None,
             bth: Bth {
                 opcode: Opcode::UD_SEND_ONLY,
                 p_key: PKey::DEFAULT_FULL,
@@ -347,9 +346,7 @@ mod tests {
                 ..Extended::default()
             },
             payload: &payload,
-            lso: None,
-            icrc: None,
-            hops: 0,
+            ..Packet::default()
         }
         .emit_into(&mut bytes)
         .expect("fits");

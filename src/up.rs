@@ -173,6 +173,8 @@ impl Handler for Asked {
             ShowWhat::Mcast => Ok(json!(self.ask(|interface, _| interface.group_status())?)),
             ShowWhat::Stats => {
                 let mut list = self.ask(|interface, _| interface.stats())?;
+                let held = self.hca.resources().counts().into_iter();
+                list.extend(held.map(|(name, count)| (format!("held_{name}"), count)));
                 list.extend(
                     self.hca
                         .counters()

@@ -8,6 +8,7 @@ use fabric::node::DropReason;
 use fabric::sm::SmConfig;
 use fabric::topology::Topology;
 use hosts::{fat_tree, guid, host, reaches, until};
+use ipoib::cli::{FaultWhat, LinkAction, LinkFault};
 use ipoib::stack::Stack;
 use ipoib::subnet::Subnet;
 use std::net::SocketAddr;
@@ -172,6 +173,39 @@ fn unknown_guids_spread_over_free_ports_of_leaves() {
     }
     let count: Vec<_> = count.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     assert_eq!(count, [("a", 2), ("b", 1), ("spine", 2)]);
+}
+
+/// Else it would not come up, and nobody could tell it why.
+#[test]
+fn a_new_host_gets_no_port_whose_link_is_cut() {
+    let subnet = Subnet::start(Guid(0x5000), 3, SmConfig::default()).expect("a subnet");
+    let set = |port, action| {
+        let fault = LinkFault {
+            node: "switch".into(),
+            port,
+            action: Some(action),
+            loss: None,
+            duplicate: None,
+            reorder: None,
+            corrupt: None,
+            delay: None,
+            seed: None,
+        };
+        let done = subnet.fault(FaultWhat::Link(fault));
+        done.expect("there is such a port");
+    };
+    set(1, LinkAction::Down);
+    set(3, LinkAction::Down);
+    let sink: Arc<dyn LinkSink> = Arc::new(Nobody);
+    let connect = || subnet.connect(None, sink.clone(), |_| {});
+    let ports = || subnet.attached().into_iter().map(|(_, port, _)| port);
+    connect().expect("port 2");
+    assert_eq!(ports().collect::<Vec<_>>(), [2]);
+    let error = connect().err().expect("no port").to_string();
+    assert!(error.contains("held down"), "{error}");
+    set(3, LinkAction::Up);
+    connect().expect("port 3");
+    assert_eq!(ports().collect::<Vec<_>>(), [2, 3]);
 }
 
 #[test]

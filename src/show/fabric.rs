@@ -4,7 +4,8 @@ use super::table::{Table, items, lid, text};
 use fabric::sm::SubnetManager;
 use serde_json::{Value, json};
 
-/// What `ipoib show fabric` tells of a subnet: `sm`, `nodes` with their `ports`, `groups` with their `members`, `counters`.
+/// What `ipoib show fabric` tells of a subnet: `sm`, `nodes` with their `ports`, `groups` with their `members`, `subscriptions`,
+/// `counters`.
 pub fn value(sm: &SubnetManager) -> Value {
     let nodes = sm.nodes().into_iter().map(|node| {
         let ports = node.ports.iter().map(|port| {
@@ -43,7 +44,11 @@ pub fn value(sm: &SubnetManager) -> Value {
             "members": members.collect::<Vec<_>>(),
         })
     });
+    let subscriptions = sm.subscriptions();
+    let subscriptions = subscriptions
+        .map(|(gid, info)| json!({ "gid": gid.to_string(), "trap": info.trap_number.0 }));
     json!({
+        "subscriptions": subscriptions.collect::<Vec<_>>(),
         "sm": { "state": sm.state().to_string(), "lid": sm.lid().0 },
         "nodes": nodes.collect::<Vec<_>>(),
         "groups": groups.collect::<Vec<_>>(),

@@ -44,10 +44,12 @@ impl fmt::Display for Refusal {
             Refusal::Taken(guid, who) => {
                 write!(f, "port GUID {guid} is attached already, from {who}")
             }
-            Refusal::Full(None) => f.write_str("all ports of the switches are taken"),
+            Refusal::Full(None) => {
+                f.write_str("all ports of the switches are taken or held down (`ipoib fault list`)")
+            }
             Refusal::Full(Some(guid)) => write!(
                 f,
-                "the topology has no port GUID {guid}, and all ports of its switches are taken"
+                "the topology has no port GUID {guid}, and all ports of its switches are taken or held down (`ipoib fault list`)"
             ),
         }
     }
@@ -148,7 +150,9 @@ impl Site {
     /// A free port at the switch with the fewest hosts, present or planned, a leaf if there are any.
     fn free(&self, hosts: &BTreeMap<SwitchPort, Host>) -> Option<SwitchPort> {
         let free = self.nodes.iter().enumerate().filter_map(|(node, n)| {
-            let port = n.switch()?.free_port()?;
+            // A new host is not the one whose link somebody has cut.
+            let is_cut = |port| n.switch_port(port).is_some_and(|p| p.faults.is_down());
+            let port = n.switch()?.free_ports().find(|port| !is_cut(*port))?;
             Some(SwitchPort { node, port })
         });
         free.min_by_key(|at| {

@@ -99,6 +99,22 @@ pub struct HcaResources {
     pub agents: Vec<AgentResource>,
     /// Is a subnet manager registered?
     pub subnet_manager: bool,
+    /// Address handles, each as long as the last of its clones lives.
+    pub address_handles: usize,
+}
+
+impl HcaResources {
+    /// How many of each, by name.
+    pub fn counts(&self) -> [(&'static str, u64); 4] {
+        let groups = self.queue_pairs.iter().map(|qp| qp.groups.len()).sum();
+        let counts = [
+            ("queue_pairs", self.queue_pairs.len()),
+            ("attached_groups", groups),
+            ("mad_agents", self.agents.len()),
+            ("address_handles", self.address_handles),
+        ];
+        counts.map(|(name, n)| (name, n as u64))
+    }
 }
 
 /// The data plane of an HCA.
@@ -109,6 +125,8 @@ pub struct Hca {
     /// Held while `table` is replaced; never by the data path.
     allocator: Mutex<Allocator>,
     subscribers: ArcSwap<Vec<Arc<dyn PortEventHandler>>>,
+    /// Each address handle has a clone.
+    handles: Arc<()>,
     gone: AtomicBool,
     regions: Arc<Regions>,
     timers: Timers,
@@ -149,6 +167,7 @@ impl Hca {
             table: ArcSwap::default(),
             allocator: Mutex::new(Allocator::new(config.first_qpn)),
             subscribers: ArcSwap::default(),
+            handles: Arc::default(),
             gone: AtomicBool::new(false),
             regions: Arc::default(),
             timers: Timers::default(),
@@ -204,6 +223,7 @@ impl Hca {
             memory_regions: self.regions.len(),
             agents: self.core.agents(),
             subnet_manager: self.core.has_sm(),
+            address_handles: Arc::strong_count(&self.handles) - 1,
         }
     }
 
@@ -467,7 +487,10 @@ impl Port for Hca {
     }
     fn create_ah(&self, attributes: AhAttributes) -> Result<AddressHandle, VerbsError> {
         self.arc()?;
-        Ok(AddressHandle::new(attributes, None))
+        Ok(AddressHandle::new(
+            attributes,
+            Some(Box::new(self.handles.clone())),
+        ))
     }
     fn register_mad_agent(
         &self,

@@ -382,7 +382,10 @@ fn nothing_is_left_of_ten_thousand_queue_pairs() {
             .expect("a queue pair");
         qp.attach_multicast(GROUP, MLID).expect("a group");
         if i == 0 {
-            assert_eq!(hca.resources().queue_pairs[0].groups, [GROUP]);
+            let _ah = ah(&hca, Lid(2), None);
+            let held = hca.resources();
+            assert_eq!(held.queue_pairs[0].groups, [GROUP]);
+            assert_eq!(held.counts().map(|(_, n)| n), [1, 1, 0, 1]);
         }
         drop(Port::register_mad_agent(
             &*hca,

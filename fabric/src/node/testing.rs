@@ -11,7 +11,34 @@ use std::time::{Duration, Instant};
 use verbs::{MadAgent, MadReceived, MadSend};
 use wire::mad::attr::{PortInfo, PortState, SwitchInfo};
 use wire::mad::{AttrId, Method, Smp};
+use wire::packet::{Bth, Deth, Extended, Lrh, Opcode, Packet};
 use wire::{Guid, Lid, PKey, QKey, Qpn, ServiceLevel};
+
+/// A datagram of LID `slid` for `dlid`.
+pub(crate) fn datagram(slid: Lid, dlid: Lid, payload: &[u8]) -> Packet<'_> {
+    Packet {
+        lrh: Lrh {
+            slid,
+            dlid,
+            ..Lrh::default()
+        },
+        bth: Bth {
+            opcode: Opcode::UD_SEND_ONLY,
+            p_key: PKey::DEFAULT_FULL,
+            dest_qp: Qpn(0x48),
+            ..Bth::default()
+        },
+        ext: Extended {
+            deth: Some(Deth {
+                q_key: QKey(0xb1b),
+                src_qp: Qpn(0x48),
+            }),
+            ..Extended::default()
+        },
+        payload,
+        ..Packet::default()
+    }
+}
 
 trait Control {
     fn handle(&mut self, now: Instant, input: NodeInput);

@@ -163,10 +163,10 @@ impl Switch {
         }
     }
 
-    /// The lowest external port without a link.
-    pub fn free_port(&self) -> Option<u8> {
+    /// The external ports without a link, lowest first.
+    pub fn free_ports(&self) -> impl Iterator<Item = u8> {
         let _attaching = self.attaching.lock();
-        (1..=self.ports()).find(|n| self.core.ports[usize::from(*n)].link().is_none())
+        (1..=self.ports()).filter(|n| self.core.ports[usize::from(*n)].link().is_none())
     }
 
     /// Logical state of a port, `None` if there is no such port.

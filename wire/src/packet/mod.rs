@@ -24,7 +24,7 @@ pub struct Lso {
 }
 
 /// One InfiniBand packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Local route header.
     pub lrh: Lrh,

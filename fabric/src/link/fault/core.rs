@@ -237,13 +237,8 @@ mod tests {
                 dlid: Lid(number),
                 ..Lrh::default()
             },
-            grh: None,
-            bth: Default::default(),
-            ext: Default::default(),
             payload,
-            lso: None,
-            icrc: None,
-            hops: 0,
+            ..Packet::default()
         }
     }
 

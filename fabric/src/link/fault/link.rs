@@ -295,14 +295,8 @@ mod tests {
 
     fn packet(payload: &[u8]) -> Packet<'_> {
         Packet {
-            lrh: Default::default(),
-            grh: None,
-            bth: Default::default(),
-            ext: Default::default(),
             payload,
-            lso: None,
-            icrc: None,
-            hops: 0,
+            ..Packet::default()
         }
     }
 

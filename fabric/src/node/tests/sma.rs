@@ -1,5 +1,6 @@
 //! Attributes that a manager sets, and what they do.
 
+use super::testing::datagram;
 use super::traps::traps;
 use super::*;
 
@@ -224,32 +225,7 @@ fn m_key_guards_and_its_lease_runs_out() {
 /// A data packet of `len` bytes from LID 1 to `dlid`.
 fn data(dlid: Lid, len: usize) -> Packet<'static> {
     static ZEROS: [u8; 5000] = [0; 5000];
-    use wire::packet::{Bth, Deth, Extended, Lrh, Opcode};
-    Packet {
-        lrh: Lrh {
-            slid: Lid(1),
-            dlid,
-            ..Lrh::default()
-        },
-        grh: None,
-        bth: Bth {
-            opcode: Opcode::UD_SEND_ONLY,
-            p_key: PKey::DEFAULT_FULL,
-            dest_qp: Qpn(0x48),
-            ..Bth::default()
-        },
-        ext: Extended {
-            deth: Some(Deth {
-                q_key: QKey(0xb1b),
-                src_qp: Qpn(0x48),
-            }),
-            ..Extended::default()
-        },
-        payload: &ZEROS[..len],
-        lso: None,
-        icrc: None,
-        hops: 0,
-    }
+    datagram(Lid(1), dlid, &ZEROS[..len])
 }
 
 /// A link that writes down what is sent into it.
