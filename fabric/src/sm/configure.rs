@@ -6,7 +6,7 @@ use super::routing::NO_PORT;
 use super::smp::Purpose;
 use super::topology::{NodeId, PortId};
 use super::{Counter, SubnetManager};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::Instant;
 use wire::mad::attr::{LinearForwardingTable, PKeyTable, PortInfo, SmState, SwitchInfo};
 use wire::mad::{AttrId, MadStatus, Smp};
@@ -64,7 +64,7 @@ impl SubnetManager {
             self.port_gone(now, port);
             self.topo.forget_port(port);
         }
-        let empty: HashSet<NodeId> = gone
+        let empty: BTreeSet<NodeId> = gone
             .iter()
             .map(|p| p.0)
             .filter(|id| {

@@ -3,7 +3,7 @@
 use super::smp::Purpose;
 use super::topology::{NodeId, PortId};
 use super::{Counter, SubnetManager};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use wire::mad::AttrId;
 use wire::mad::attr::{Notice, SmState, TrapNumber};
@@ -51,7 +51,7 @@ impl SubnetManager {
         for peer in peers {
             self.nobody_at(now, Some(peer));
         }
-        self.smps.retain_nodes(&HashSet::from([id]));
+        self.smps.retain_nodes(&BTreeSet::from([id]));
         self.dirty = true;
     }
 

@@ -6,7 +6,7 @@
 use super::config::SmConfig;
 use super::topology::{NodeId, PortId};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use verbs::MadSend;
 use wire::mad::attr::PortInfo;
@@ -432,7 +432,7 @@ impl SmpQueue {
     }
 
     /// Forgets all requests to nodes that are gone.
-    pub(super) fn retain_nodes(&mut self, gone: &HashSet<NodeId>) {
+    pub(super) fn retain_nodes(&mut self, gone: &BTreeSet<NodeId>) {
         let keep = |t: &Transaction| t.purpose.node().is_none_or(|n| !gone.contains(&n));
         self.suspects.retain(|n, _| !gone.contains(n));
         self.blocks.retain(|(n, ..), _| !gone.contains(n));
