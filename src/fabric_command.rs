@@ -134,16 +134,20 @@ pub fn run(args: FabricArgs) -> anyhow::Result<ExitCode> {
     // Without a service manager there is nobody to tell.
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
     let save = tick(SAVE_LIDS);
+    let given = || match &opensm {
+        Some(opensm) => opensm.lid_map(),
+        None => subnet.manager()?.call(|manager, _| manager.sm.lid_map()),
+    };
     loop {
         select! {
             recv(signals.channel()) -> signal => match &file.partitions {
                 Some(path) if signal == Ok(SIGHUP) => reread(path, &subnet),
                 _ => break,
             },
-            recv(save) -> _ => lids.save(&subnet),
+            recv(save) -> _ => lids.save(given()),
         }
     }
-    lids.save(&subnet);
+    lids.save(given());
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
     drop(server);
     drop(opensm);
@@ -230,10 +234,8 @@ impl<'a> LidFile<'a> {
     }
 
     /// A failure is logged; the next change tries again.
-    fn save(&mut self, subnet: &Subnet) {
-        let Some(path) = self.path else { return };
-        let lids = subnet.manager();
-        let Some(lids) = lids.and_then(|sm| sm.call(|manager, _| manager.sm.lid_map())) else {
+    fn save(&mut self, lids: Option<Vec<(Guid, Lid)>>) {
+        let (Some(path), Some(lids)) = (self.path, lids) else {
             return;
         };
         if lids == self.saved {

@@ -6,11 +6,14 @@ use std::io;
 use std::path::Path;
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::broadcast_gid;
+use wire::{Guid, Lid};
 
 /// Name of its configuration file, in its directory.
 pub(super) const CONFIG: &str = "opensm.conf";
 const PARTITIONS: &str = "partitions.conf";
 const ROOTS: &str = "roots";
+/// Which LIDs each GUID has, from the first to the last: OpenSM's own file, which it writes at each sweep.
+pub(super) const LIDS: &str = "guid2lid";
 
 /// Writes the files into its directory.
 pub(super) fn write(place: &Path, sm: &SmConfig) -> io::Result<()> {
@@ -23,7 +26,24 @@ pub(super) fn write(place: &Path, sm: &SmConfig) -> io::Result<()> {
             .collect();
         std::fs::write(place.join(ROOTS), roots)?;
     }
+    let last = |first: Lid| first.0 + ((1 << sm.lmc) - 1);
+    let lids = sm.lid_map.iter().map(|(guid, first)| {
+        let last = last(*first);
+        format!("0x{:016x} {:#06x} {last:#06x}\n", guid.0, first.0)
+    });
+    std::fs::write(place.join(LIDS), lids.collect::<String>())?;
     std::fs::write(place.join(CONFIG), options(place, sm))
+}
+
+/// The first LID of each GUID in its file; lines that are none are passed over.
+pub(super) fn lids(text: &str) -> Vec<(Guid, Lid)> {
+    let lids = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let guid = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        let lid = u16::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        Some((Guid(guid), Lid(lid)))
+    });
+    lids.filter(|(_, lid)| lid.is_unicast()).collect()
 }
 
 fn options(place: &Path, sm: &SmConfig) -> String {
@@ -121,7 +141,25 @@ fn params(group: &GroupParams) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::{Guid, PKey, QKey};
+    use wire::{PKey, QKey};
+
+    #[test]
+    fn lids_are_written_and_read_as_opensm_does() {
+        let place = tempfile::tempdir().expect("temporary directory");
+        let sm = SmConfig {
+            lid_map: vec![(Guid(5), Lid(8)), (Guid(0xff), Lid(0x7c))],
+            lmc: 2,
+            ..SmConfig::default()
+        };
+        write(place.path(), &sm).expect("written");
+        let text = std::fs::read_to_string(place.path().join(LIDS)).expect("there");
+        assert_eq!(
+            text,
+            "0x0000000000000005 0x0008 0x000b\n0x00000000000000ff 0x007c 0x007f\n"
+        );
+        assert_eq!(lids(&text.replace('\n', "\n\n")), sm.lid_map);
+        assert_eq!(lids("0x1\n0x2 0xc000 0xc000\nx 0x1 0x1\n"), []);
+    }
 
     #[test]
     fn partitions_in_words_of_opensm() {

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use wire::{Guid, Lid};
 
 /// Before it is started again; doubles each time, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -24,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A supervised OpenSM. Dropping it ends it.
 pub struct OpenSm {
+    lids: PathBuf,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,6 +55,7 @@ impl OpenSm {
             .tempdir()
             .context("no scratch directory for opensm")?;
         config::write(place.path(), sm).context("cannot write the configuration of opensm")?;
+        let lids = place.path().join(config::LIDS);
         let (stop, stopped) = bounded(0);
         let supervisor = Supervisor {
             program,
@@ -65,9 +68,16 @@ impl OpenSm {
         let thread = std::thread::Builder::new().name("ipoib-opensm".into());
         let thread = thread.spawn(move || supervisor.run())?;
         Ok(OpenSm {
+            lids,
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+
+    /// The LIDs that it gave, as of its last sweep. None while it writes its file.
+    pub fn lid_map(&self) -> Option<Vec<(Guid, Lid)>> {
+        let lids = config::lids(&std::fs::read_to_string(&self.lids).ok()?);
+        (!lids.is_empty()).then_some(lids)
     }
 }
 

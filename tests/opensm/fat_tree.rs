@@ -3,11 +3,13 @@
 use crate::diags::{contains, field};
 use crate::hosts::{echoes, fat_tree, guid, host, reaches};
 use crate::site::{Site, possible};
+use fabric::node::ManagementPort;
 use fabric::topology::{NodeKind, Topology};
 use ipoib::subnet::Subnet;
 use std::collections::{BTreeMap, BTreeSet};
-use verbs::Port;
+use std::time::Instant;
 use wire::Guid;
+use wire::mad::attr::PortState;
 
 /// Echoes in each direction.
 const ECHOES: u16 = 200;
@@ -156,4 +158,31 @@ fn counts(site: &Site, topology: &Topology, at: At) -> (u64, u64, u64) {
     let before = real();
     let said = site.tool(name, &format!("perfquery {lid} {}", at.1));
     (before, field(&said, "PortXmitPkts"), real())
+}
+
+#[test]
+fn a_thousand_channel_adapters() {
+    if !possible() {
+        return;
+    }
+    let topology = fat_tree("fat-tree:18,56,18");
+    let begin = Instant::now();
+    let (site, _opensm) = Site::managed(&topology);
+    eprintln!(
+        "74 switches and 1,008 HCAs up {:?} after the start of all",
+        begin.elapsed()
+    );
+    let nodes = site.subnet.nodes();
+    assert_eq!(nodes.len(), 74 + 1008);
+    let state = |port: &dyn ManagementPort| port.attributes().state;
+    let idle = nodes
+        .iter()
+        .find(|(_, port)| state(&**port) != PortState::ACTIVE);
+    assert_eq!(idle.map(|(name, _)| name), None, "not Active");
+    let lid = |node: &str| field(&site.tool(node, "smpquery -D PI 0"), "Lid");
+    let (from, to) = (lid("host1"), lid("host1008"));
+    let way = hops(&site.tool("host500", &format!("ibtracert {from} {to}")));
+    assert_eq!(way.len(), 3, "{way:?}");
+    let log = site.log();
+    assert!(!log.contains("ERR "), "{log}");
 }

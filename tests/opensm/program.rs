@@ -7,9 +7,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
+/// For a fabric to start.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Fabric {
     running: Background,
@@ -38,15 +42,21 @@ impl Fabric {
             .args(more)
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut line = String::new();
         let output = child.stdout.take().unwrap();
-        BufReader::new(output).read_line(&mut line).unwrap();
+        let running = Background(child);
+        let (said, heard) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(output).read_line(&mut line);
+            said.send(line)
+        });
+        let line = heard.recv_timeout(PATIENCE).expect("the fabric speaks");
         let url = line
             .split_whitespace()
             .find(|word| word.starts_with("udp://"));
         Fabric {
             url: url.unwrap_or_else(|| panic!("{line:?}")).to_owned(),
-            running: Background(child),
+            running,
             place,
         }
     }
@@ -92,6 +102,12 @@ impl Fabric {
         );
     }
 
+    /// In order.
+    fn end(&self) {
+        let pid = i32::try_from(self.running.0.id()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+    }
+
     /// Two hosts, of which one pings the other.
     #[track_caller]
     fn hosts_talk(&self) {
@@ -131,9 +147,7 @@ fn opensm_is_started_and_started_again() {
     fabric.wait_master();
     fabric.hosts_talk();
     // It ends with the fabric.
-    let pid = i32::try_from(fabric.running.0.id()).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    fabric.end();
     let runs = || std::path::Path::new(&format!("/proc/{second}")).exists();
     wait_until(|| "opensm ends".into(), runs, |runs| !runs);
 }
@@ -156,7 +170,15 @@ fn ibping_both_ways_across_a_tree() {
     if !possible() {
         return;
     }
-    let fabric = Fabric::with("opensm", &["--topology", "fat-tree:2,2,2"]);
+    let place = tempfile::tempdir().unwrap();
+    let (config, lids) = (place.path().join("config"), place.path().join("lids"));
+    std::fs::write(&config, format!("lid_file = {lids:?}\n")).unwrap();
+    // The last channel adapter, by the GUID of its port.
+    let kept = "0x0200000000200009 77\n";
+    std::fs::write(&lids, kept).unwrap();
+    let config = config.to_str().unwrap();
+    let fabric = ["--topology", "fat-tree:2,2,2", "--config", config];
+    let fabric = Fabric::with("opensm", &fabric);
     fabric.wait_master();
     let lid = |node: &str| {
         field(
@@ -179,6 +201,13 @@ fn ibping_both_ways_across_a_tree() {
         let from = format!("(Lid {lid})");
         contains(&said, &["3 packets transmitted, 3 received", &from]);
     }
+    // LIDs are taken from the file, and written to it.
+    let first = format!(" {}\n", lid("host1"));
+    assert_eq!(lid("host4"), 77);
+    fabric.end();
+    let text = || std::fs::read_to_string(&lids).unwrap();
+    let known = |text: &String| text.contains(&first) && text.contains(kept);
+    wait_until(|| "the LIDs are saved".into(), text, known);
 }
 
 #[test]
