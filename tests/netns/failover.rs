@@ -323,7 +323,7 @@ fn ours_beside_opensm() {
         begin.elapsed() - given
     );
     traffic.runs();
-    traffic.all_arrived();
+    traffic.all_arrived(&subnet);
     wait_multicast(&subnet);
     assert_eq!(lids(&subnet), before);
     worse.no_errors();
