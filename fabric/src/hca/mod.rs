@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use qp::{Allocator, AnyQp, Qp, QpTable, UdQp};
-use rc::{ConnectedHandle, ConnectedQp, Regions, Timers};
+use rc::{Buffers, ConnectedHandle, ConnectedQp, Regions, Timers};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -129,6 +129,7 @@ pub struct Hca {
     handles: Arc<()>,
     gone: AtomicBool,
     regions: Arc<Regions>,
+    buffers: Arc<Buffers>,
     timers: Timers,
     clock: OnceLock<Clock>,
 }
@@ -170,6 +171,7 @@ impl Hca {
             handles: Arc::default(),
             gone: AtomicBool::new(false),
             regions: Arc::default(),
+            buffers: Arc::default(),
             timers: Timers::default(),
             clock: OnceLock::new(),
         });
@@ -472,7 +474,7 @@ impl Port for Hca {
     ) -> Result<Arc<dyn ConnectedQueuePair>, VerbsError> {
         let hca = self.arc()?;
         let qp = hca.add_qp(init.qpn, |qpn| {
-            let qp = Arc::new(ConnectedQp::new(qpn, init, handler));
+            let qp = Arc::new(ConnectedQp::new(qpn, init, handler, hca.buffers.clone()));
             (AnyQp::Connected(qp.clone()), qp)
         })?;
         Ok(Arc::new(ConnectedHandle { hca, qp }))

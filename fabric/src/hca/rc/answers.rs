@@ -2,7 +2,7 @@
 
 use super::aeth::{Credits, Nak, Syndrome};
 use super::memory::Region;
-use super::{Outgoing, Payload};
+use super::{Buffers, Outgoing, Payload};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use wire::Psn;
@@ -63,7 +63,12 @@ impl Answers {
     }
 
     /// The next answer to leave.
-    pub(super) fn poll_packet(&mut self, pmtu: usize, credits: Credits) -> Option<Outgoing> {
+    pub(super) fn poll_packet(
+        &mut self,
+        pmtu: usize,
+        credits: Credits,
+        buffers: &Arc<Buffers>,
+    ) -> Option<Outgoing> {
         let mut ext = Extended::default();
         let mut payload = Payload::default();
         let aeth = |syndrome: Syndrome, msn| {
@@ -92,7 +97,8 @@ impl Answers {
                 first,
             } => {
                 let len = (*left).min(pmtu as u64);
-                let mut bytes = vec![0; len as usize];
+                let mut bytes = buffers.take();
+                bytes.resize(len as usize, 0);
                 let at = *psn;
                 if region.read(*offset, &mut bytes) {
                     (*offset, *left, *psn) = (*offset + len, *left - len, psn.add(1));
@@ -105,7 +111,7 @@ impl Answers {
                     if opcode != Opcode::RC_RDMA_READ_RESPONSE_MIDDLE {
                         ext.aeth = aeth(acked, *msn);
                     }
-                    payload = Payload::new(bytes.into(), 0..len as usize);
+                    payload = Payload::new(Arc::new(bytes), 0..len as usize);
                     (opcode, at)
                 } else {
                     // Cannot be: a region keeps its length.

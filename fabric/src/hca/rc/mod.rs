@@ -5,6 +5,7 @@
 
 mod aeth;
 mod answers;
+mod buffers;
 mod memory;
 mod qp;
 mod request;
@@ -13,9 +14,11 @@ mod responder;
 #[cfg(test)]
 mod tests;
 
+pub(super) use buffers::Buffers;
 pub(super) use memory::Regions;
 pub(super) use qp::{ConnectedHandle, ConnectedQp, Timers};
 
+use buffers::Buffer;
 use requester::Requester;
 use responder::Responder;
 use std::collections::VecDeque;
@@ -48,20 +51,20 @@ fn opcode(service: ConnectedService, operation: u8) -> Opcode {
 /// Bytes of a packet, shared with the request that may have to send them again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Payload {
-    bytes: Option<Arc<[u8]>>,
+    bytes: Option<Arc<Buffer>>,
     range: Range<usize>,
 }
 
 impl Payload {
     /// `range` is inside of `bytes`.
-    fn new(bytes: Arc<[u8]>, range: Range<usize>) -> Self {
+    fn new(bytes: Arc<Buffer>, range: Range<usize>) -> Self {
         Payload {
             bytes: Some(bytes),
             range,
         }
     }
     pub(super) fn bytes(&self) -> &[u8] {
-        let bytes = self.bytes.as_deref();
+        let bytes = self.bytes.as_ref();
         bytes
             .and_then(|b| b.get(self.range.clone()))
             .unwrap_or_default()
@@ -82,7 +85,7 @@ pub(super) struct Outgoing {
 /// A message that arrived.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Buffer,
     pub(super) immediate: Option<u32>,
     pub(super) solicited: bool,
     pub(super) written: Option<u32>,
@@ -125,11 +128,12 @@ pub(super) struct Engine {
     established: bool,
     /// Places given before there was a responder.
     places: usize,
+    buffers: Arc<Buffers>,
     report: Report,
 }
 
 impl Engine {
-    pub(super) fn new(init: ConnectedInit) -> Self {
+    pub(super) fn new(init: ConnectedInit, buffers: Arc<Buffers>) -> Self {
         Engine {
             init,
             state: QpState::Reset,
@@ -139,6 +143,7 @@ impl Engine {
             drain_told: false,
             established: false,
             places: 0,
+            buffers,
             report: Report::default(),
         }
     }
@@ -170,7 +175,7 @@ impl Engine {
         match (change, self.state) {
             (QpModify::Reset, _) => {
                 let counters = self.report.counters;
-                *self = Engine::new(self.init);
+                *self = Engine::new(self.init, self.buffers.clone());
                 self.report.counters = counters;
             }
             (QpModify::Init(attributes), Reset | Init) => {
@@ -181,8 +186,14 @@ impl Engine {
                 let pmtu = rtr.path_mtu.bytes();
                 let pmtu = pmtu.ok_or(VerbsError::BadAttribute("path_mtu"))?;
                 check_path(&rtr.path)?;
-                let mut responder =
-                    Responder::new(self.init, self.attributes.access, pmtu.into(), &rtr);
+                let buffers = self.buffers.clone();
+                let mut responder = Responder::new(
+                    self.init,
+                    self.attributes.access,
+                    pmtu.into(),
+                    &rtr,
+                    buffers,
+                );
                 responder.post_receives(std::mem::take(&mut self.places));
                 self.peer = Some((rtr, responder));
                 self.state = Rtr;
@@ -194,7 +205,8 @@ impl Engine {
                 let pmtu = self.peer().and_then(|rtr| rtr.path_mtu.bytes());
                 // RTR had one.
                 let pmtu = pmtu.ok_or(VerbsError::BadState(self.state))?;
-                let requester = Requester::new(self.init.service, pmtu.into(), rts);
+                let requester =
+                    Requester::new(self.init.service, pmtu.into(), rts, self.buffers.clone());
                 self.sender = Some((rts, requester));
                 self.state = Rts;
             }
@@ -343,13 +355,6 @@ impl Engine {
     /// For the user: all there is.
     pub(super) fn take_outputs(&mut self) -> VecDeque<Output> {
         std::mem::take(&mut self.report.outputs)
-    }
-
-    /// Gives buffers of messages back.
-    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
-        if let Some((_, responder)) = &mut self.peer {
-            responder.recycle(buffer);
-        }
     }
 
     fn send_result(&mut self, result: Result<(), CompletionStatus>) {

@@ -3,7 +3,7 @@
 //! The lock is held while the engine thinks, never while packets leave or the user's handler runs: both may lead back here within the same
 //! call. Whoever finds that another is at it leaves the rest to that one, so packets, messages and completions keep their order.
 
-use super::{Engine, Message, Outgoing, Output};
+use super::{Buffers, Engine, Message, Outgoing, Output};
 use crate::hca::qp::{Address, address, check_pkey_index};
 use crate::hca::{CHUNK, Hca};
 use crate::node::{DropReason, NodeInput, is_own_lid};
@@ -76,13 +76,14 @@ impl ConnectedQp {
         qpn: Qpn,
         init: ConnectedInit,
         handler: Arc<dyn ConnectedHandler>,
+        buffers: Arc<Buffers>,
     ) -> Self {
         ConnectedQp {
             qpn,
             service: init.service,
             handler,
             inner: Mutex::new(Inner {
-                engine: Engine::new(init),
+                engine: Engine::new(init, buffers),
                 pumping: false,
                 scheduled: None,
             }),
@@ -145,7 +146,6 @@ impl ConnectedQp {
         if std::mem::replace(&mut inner.pumping, true) {
             return;
         }
-        let mut spent = Vec::new();
         loop {
             let now = hca.now();
             let mut packets = ArrayVec::<Outgoing, CHUNK>::new();
@@ -166,11 +166,8 @@ impl ConnectedQp {
                 {
                     transmit(hca, &peer, pkey_index, &packets);
                 }
-                self.give(outputs, &mut spent);
+                self.give(outputs);
             });
-            for buffer in spent.drain(..) {
-                inner.engine.recycle(buffer);
-            }
         }
         inner.pumping = false;
         let wanted = inner.engine.poll_timeout();
@@ -185,12 +182,12 @@ impl ConnectedQp {
     }
 
     /// Runs the handler.
-    fn give(&self, outputs: VecDeque<Output>, spent: &mut Vec<Vec<u8>>) {
+    fn give(&self, outputs: VecDeque<Output>) {
         let mut messages = ArrayVec::<Message, CHUNK>::new();
         let mut completions = Vec::new();
         for output in outputs {
             if messages.is_full() || !matches!(output, Output::Message(_)) {
-                self.give_messages(&mut messages, spent);
+                self.give_messages(&mut messages);
             }
             if !matches!(output, Output::Completion(_)) {
                 self.give_completions(&mut completions);
@@ -201,11 +198,11 @@ impl ConnectedQp {
                 Output::Event(event) => self.handler.event(event),
             }
         }
-        self.give_messages(&mut messages, spent);
+        self.give_messages(&mut messages);
         self.give_completions(&mut completions);
     }
 
-    fn give_messages(&self, messages: &mut ArrayVec<Message, CHUNK>, spent: &mut Vec<Vec<u8>>) {
+    fn give_messages(&self, messages: &mut ArrayVec<Message, CHUNK>) {
         if !messages.is_empty() {
             let batch: ArrayVec<ConnectedReceive<'_>, CHUNK> = messages
                 .iter()
@@ -218,7 +215,7 @@ impl ConnectedQp {
                 .collect();
             self.handler.receive(&batch);
             drop(batch);
-            spent.extend(messages.drain(..).map(|message| message.bytes));
+            messages.clear();
         }
     }
 

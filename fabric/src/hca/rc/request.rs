@@ -1,6 +1,7 @@
 //! A work request on its way, and the packets it is cut into (IBA 9.4).
 
-use super::{Outgoing, Payload};
+use super::buffers::Buffer;
+use super::{Buffers, Outgoing, Payload};
 use std::sync::Arc;
 use verbs::{ConnectedSend, ConnectedService, Operation, RemoteAddress};
 use wire::Psn;
@@ -23,11 +24,11 @@ pub(super) struct Request {
 /// What to do, with what it needs.
 pub(super) enum Work {
     Send {
-        payload: Arc<[u8]>,
+        payload: Arc<Buffer>,
         immediate: Option<u32>,
     },
     Write {
-        payload: Arc<[u8]>,
+        payload: Arc<Buffer>,
         to: RemoteAddress,
         immediate: Option<u32>,
     },
@@ -50,11 +51,17 @@ pub(super) enum Work {
 
 impl Request {
     /// Its packets begin at number `first`.
-    pub(super) fn new(send: &ConnectedSend<'_>, pmtu: usize, ssn: u64, first: u64) -> Self {
+    pub(super) fn new(
+        send: &ConnectedSend<'_>,
+        buffers: &Arc<Buffers>,
+        pmtu: usize,
+        ssn: u64,
+        first: u64,
+    ) -> Self {
         let (work, length) = match send.operation {
             Operation::Send { payload, immediate } => {
                 let work = Work::Send {
-                    payload: payload.into(),
+                    payload: buffers.copy(payload),
                     immediate,
                 };
                 (work, payload.len())
@@ -65,7 +72,7 @@ impl Request {
                 immediate,
             } => {
                 let work = Work::Write {
-                    payload: payload.into(),
+                    payload: buffers.copy(payload),
                     to,
                     immediate,
                 };
@@ -121,7 +128,7 @@ impl Request {
         };
         let mut ext = Extended::default();
         let mut payload = Payload::default();
-        let mut cut = |bytes: &Arc<[u8]>| {
+        let mut cut = |bytes: &Arc<Buffer>| {
             let end = bytes.len().min(offset + pmtu);
             payload = Payload::new(bytes.clone(), offset..end);
         };

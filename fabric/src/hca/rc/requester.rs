@@ -6,8 +6,9 @@
 
 use super::aeth::{Credits, Syndrome};
 use super::request::{Request, Work};
-use super::{Outgoing, Output, Report};
+use super::{Buffers, Outgoing, Output, Report};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 use verbs::{
     Completion, CompletionData, CompletionStatus, ConnectedSend, ConnectedService, RtsAttributes,
@@ -28,6 +29,7 @@ pub(super) struct Requester {
     service: ConnectedService,
     pmtu: usize,
     rts: RtsAttributes,
+    buffers: Arc<Buffers>,
     queue: VecDeque<Request>,
     bytes: usize,
     una: u64,
@@ -54,13 +56,19 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    pub(super) fn new(service: ConnectedService, pmtu: usize, rts: RtsAttributes) -> Self {
+    pub(super) fn new(
+        service: ConnectedService,
+        pmtu: usize,
+        rts: RtsAttributes,
+        buffers: Arc<Buffers>,
+    ) -> Self {
         Requester {
             service,
             pmtu,
             retries: rts.retry_count,
             rnr_retries: rts.rnr_retry,
             rts,
+            buffers,
             queue: VecDeque::new(),
             bytes: 0,
             una: 0,
@@ -89,7 +97,7 @@ impl Requester {
 
     pub(super) fn post(&mut self, send: &ConnectedSend<'_>) {
         self.posted += 1;
-        let request = Request::new(send, self.pmtu, self.posted, self.end);
+        let request = Request::new(send, &self.buffers, self.pmtu, self.posted, self.end);
         self.end = request.end;
         self.bytes += request.bytes();
         self.queue.push_back(request);

@@ -2,6 +2,7 @@
 
 use super::aeth::{Credits, Nak, Syndrome};
 use super::answers::{Answer, Answers};
+use super::buffers::{Buffer, Buffers};
 use super::memory::{Need, Region};
 use super::{MAX_MESSAGE, Message, OPERATION, Outgoing, Output, Regions, Report};
 use std::collections::VecDeque;
@@ -15,13 +16,9 @@ use wire::packet::{AtomicEth, Opcode, Packet};
 
 /// Outputs that the user has not taken; beyond, the peer has to wait.
 const MAX_UNTAKEN: usize = 256;
-/// Buffers kept for messages to come, and the largest that is kept.
-const MAX_SPARE: usize = 8;
-const MAX_SPARE_LEN: usize = 1 << 17;
-
 /// A message of several packets, so far.
 enum Assembly {
-    Send(Vec<u8>),
+    Send(Buffer),
     Write {
         region: Arc<Region>,
         /// Where the next byte goes, and how many are to come.
@@ -104,7 +101,7 @@ pub(super) struct Responder {
     /// PSN of the last READ or ATOMIC: its response is its acknowledgement.
     last_response: Option<Psn>,
     places: usize,
-    spare: Vec<Vec<u8>>,
+    buffers: Arc<Buffers>,
 }
 
 impl Responder {
@@ -113,6 +110,7 @@ impl Responder {
         access: Access,
         pmtu: usize,
         rtr: &RtrAttributes,
+        buffers: Arc<Buffers>,
     ) -> Self {
         Responder {
             init,
@@ -129,19 +127,12 @@ impl Responder {
             atomics: VecDeque::new(),
             last_response: None,
             places: 0,
-            spare: Vec::new(),
+            buffers,
         }
     }
 
     pub(super) fn post_receives(&mut self, n: usize) {
         self.places = self.places.saturating_add(n);
-    }
-
-    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < MAX_SPARE && (1..=MAX_SPARE_LEN).contains(&buffer.capacity()) {
-            buffer.clear();
-            self.spare.push(buffer);
-        }
     }
 
     /// A request packet.
@@ -296,7 +287,7 @@ impl Responder {
         }
         let mut bytes = match self.assembly.take() {
             Some(Assembly::Send(bytes)) => bytes,
-            _ => self.spare.pop().unwrap_or_default(),
+            _ => self.buffers.take(),
         };
         bytes.extend_from_slice(packet.payload);
         match part.is_last() {
@@ -308,7 +299,7 @@ impl Responder {
 
     fn deliver(
         &mut self,
-        bytes: Vec<u8>,
+        bytes: Buffer,
         written: Option<u32>,
         packet: &Packet<'_>,
         report: &mut Report,
@@ -393,7 +384,7 @@ impl Responder {
 
     fn written(&mut self, length: u32, packet: &Packet<'_>, report: &mut Report) {
         match packet.ext.immediate {
-            Some(_) => self.deliver(Vec::new(), Some(length), packet, report),
+            Some(_) => self.deliver(Buffer::default(), Some(length), packet, report),
             None => self.message_done(),
         }
     }
@@ -536,7 +527,9 @@ impl Responder {
     /// The next answer to leave.
     pub(super) fn poll_packet(&mut self, report: &mut Report) -> Option<Outgoing> {
         let credits = self.credits();
-        let packet = self.answers.poll_packet(self.pmtu, credits)?;
+        let packet = self
+            .answers
+            .poll_packet(self.pmtu, credits, &self.buffers)?;
         report.counters.rx_responses += 1;
         Some(packet)
     }

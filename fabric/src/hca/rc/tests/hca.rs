@@ -60,13 +60,20 @@ const RTS: RtsAttributes = RtsAttributes {
 };
 
 fn connect(qp: &dyn ConnectedQueuePair, dlid: Lid, dest_qpn: Qpn) {
-    let path = AhAttributes {
+    connect_by(qp, path(dlid), dest_qpn);
+}
+
+fn path(dlid: Lid) -> AhAttributes {
+    AhAttributes {
         dlid,
         sl: ServiceLevel(0),
         src_path_bits: 0,
         rate: RateCode::GBPS_10,
         grh: None,
-    };
+    }
+}
+
+fn connect_by(qp: &dyn ConnectedQueuePair, path: AhAttributes, dest_qpn: Qpn) {
     let access = Access {
         remote_read: true,
         remote_write: true,
@@ -260,6 +267,37 @@ fn only_packets_of_the_peer_in_the_partition_are_taken() {
     drop(two);
     one.post_send(&message).expect("room");
     assert_eq!(drops(DropReason::NoQueuePair), 1);
+}
+
+#[test]
+fn packets_with_a_grh_come_from_the_gid_of_the_peer() {
+    let star = Star::up();
+    let sides = [1, 2].map(|hca| create(&star.hcas[hca], ConnectedInit::default()));
+    let gid = |hca: usize| Port::attributes(&*star.hcas[hca]).gid();
+    let routed = |lid, dgid| AhAttributes {
+        grh: Some(verbs::GrhAttributes {
+            dgid,
+            sgid_index: 0,
+            flow_label: 0,
+            hop_limit: 1,
+            traffic_class: 0,
+        }),
+        ..path(lid)
+    };
+    connect_by(&*sides[0].0, routed(Lid(3), gid(2)), sides[1].0.qpn());
+    connect_by(&*sides[1].0, routed(Lid(2), gid(1)), sides[0].0.qpn());
+    let message = [ConnectedSend::message(b"routed")];
+    sides[0].0.post_send(&message).expect("room");
+    assert_eq!(*sides[1].1.messages.lock(), [b"routed"]);
+    assert_eq!(sides[0].0.query().sends, 0, "acknowledged");
+    // The right LID, but another GID than the receiver was told.
+    let (strict, user) = create(&star.hcas[2], ConnectedInit::default());
+    connect_by(&*strict, routed(Lid(2), gid(0)), sides[0].0.qpn());
+    let (other, _) = create(&star.hcas[1], ConnectedInit::default());
+    connect_by(&*other, routed(Lid(3), gid(2)), strict.qpn());
+    other.post_send(&message).expect("room");
+    assert!(user.messages.lock().is_empty());
+    assert_eq!(star.hcas[2].drops().get(DropReason::WrongPeer), 1);
 }
 
 #[test]

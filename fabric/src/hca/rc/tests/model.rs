@@ -119,7 +119,7 @@ fn post(pair: &mut Pair, side: usize, id: u64, asked: &(Asked, bool), base: Remo
 fn told(asked: &Asked) -> Option<Message> {
     match asked {
         Asked::Send(bytes, immediate) => Some(Message {
-            bytes: bytes.clone(),
+            bytes: bytes.clone().into(),
             immediate: *immediate,
             ..Message::default()
         }),

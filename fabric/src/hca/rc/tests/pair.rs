@@ -88,7 +88,7 @@ pub(super) const ALL: Access = Access {
 
 impl Pair {
     pub(super) fn new(setup: Setup, seed: u64) -> Pair {
-        let mut engines = [Engine::new(setup.init), Engine::new(setup.init)];
+        let mut engines = [0, 1].map(|_| Engine::new(setup.init, Arc::default()));
         for (side, engine) in engines.iter_mut().enumerate() {
             let init = InitAttributes {
                 pkey_index: 0,

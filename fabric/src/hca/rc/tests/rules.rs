@@ -184,7 +184,7 @@ fn in_state(state: QpState) -> Engine {
         },
         ..ConnectedInit::default()
     };
-    let mut engine = Engine::new(init);
+    let mut engine = Engine::new(init, Arc::default());
     let way: &[QpModify] = match state {
         Reset => &[],
         Init => &[INIT],
@@ -483,6 +483,40 @@ fn unreliable_messages_are_lost_as_a_whole() {
     assert!(sent(&pair, 1).is_empty(), "nothing is acknowledged");
     assert!(sent(&pair, 0).iter().all(|s| s.0.0 >> 5 == 1 && !s.2));
     assert_eq!(pair.counters(1).rx_incomplete, 1);
+}
+
+#[test]
+fn an_unreliable_write_tells_only_of_what_is_whole() {
+    let mut setup = Setup::default();
+    setup.init.service = ConnectedService::Unreliable;
+    let mut pair = Pair::new(setup, 1);
+    // The last packet of the first WRITE.
+    pair.lose = |number| number == 2;
+    let region = pair.regions[1].register(vec![0; 2_000], ALL);
+    let region = region.expect("registered");
+    for (id, offset) in [(1, 0), (2, 1_000)] {
+        let to = RemoteAddress {
+            address: region.address().address + offset,
+            ..region.address()
+        };
+        let (payload, immediate) = (&[id as u8; 600], Some(id as u32));
+        let write = Operation::Write {
+            payload,
+            to,
+            immediate,
+        };
+        pair.post(0, id, write);
+    }
+    pair.run();
+    let expected = Message {
+        immediate: Some(2),
+        written: Some(600),
+        ..Message::default()
+    };
+    assert_eq!(pair.outputs[1], [Output::Message(expected)]);
+    let mut bytes = [0; 600];
+    assert!(region.read(1_000, &mut bytes) && bytes == [2; 600]);
+    assert_eq!(pair.completions(0), [(1, SUCCESS), (2, SUCCESS)]);
 }
 
 #[test]
