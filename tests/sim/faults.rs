@@ -91,7 +91,8 @@ impl World {
         }
         for h in 0..HOSTS {
             sim.add_host(switches[h % 2]);
-            sim.hosts[h].config.p_key = Some(PKey::DEFAULT_FULL);
+            // The others take what is at index 0.
+            sim.hosts[h].config.p_key = (h < 2).then_some(PKey::DEFAULT_FULL);
         }
         let config = SmConfig::default();
         let sm = sim.start_sm(SmPlace::Switch(0), prioritized(&config, 0));
@@ -291,6 +292,7 @@ fn each_fault_alone() {
         Fault::Sa(SaFault::Delay(2 * SECOND), None),
         Fault::Sa(SaFault::Status(MadStatus(0x200)), None),
         keys(&[0x8001, 0xffff]),
+        Fault::PKeys(2, [0x8001, 0xffff].map(PKey).to_vec()),
         keys(&[0x8001]),
         Fault::Lid(1, Lid(77)),
         Fault::Prefix(0xfec0_0000_0000_0001),

@@ -14,7 +14,7 @@ use wire::{PKey, ServiceLevel};
 const MAX_FRUITLESS: u8 = 4;
 
 impl SubnetManager {
-    /// The P_Key table that a port shall have: keys stay where they are.
+    /// The P_Key table that a port shall have: keys stay where they are, if index 0 is not empty then.
     fn wanted_pkeys(&self, id: PortId) -> Option<Vec<PKey>> {
         let port = self.topo.port(id)?;
         let end_port = self.topo.end_port(id)?;
@@ -58,9 +58,11 @@ impl SubnetManager {
                 None => self.counters.add(Counter::PKeyTablesFull),
             }
         }
-        if let Some(first) = table.iter().position(|k| Some(k.base()) == index0)
-            && Some(table[0].base()) != index0
-        {
+        let place = |base| table.iter().position(|k| k.base() == base);
+        // Users of one partition take what is at index 0 (Linux does): it is not left empty.
+        let empty = table.first() == Some(&PKey(0));
+        let default = empty.then(|| place(PKey::DEFAULT_FULL.base())).flatten();
+        if let Some(first) = index0.and_then(place).or(default) {
             table.swap(0, first);
         }
         Some(table)
