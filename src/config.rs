@@ -57,6 +57,8 @@ pub struct FabricFile {
     pub guid: Option<Guid>,
     /// Priority of the subnet manager, 0 to 15.
     pub sm_priority: u8,
+    /// [`SmConfig::sm_key`].
+    pub sm_key: u64,
     /// Seconds between light sweeps.
     pub sweep_interval: u64,
     /// Where LIDs are kept over a restart.
@@ -99,6 +101,7 @@ impl Default for FabricFile {
             ports: 128,
             guid: None,
             sm_priority: 0,
+            sm_key: 1,
             sweep_interval: 10,
             lid_file: None,
             partitions: None,
@@ -260,6 +263,7 @@ impl FabricFile {
         }
         let mut config = SmConfig {
             sm_priority: self.sm_priority,
+            sm_key: self.sm_key,
             sweep_interval: Duration::from_secs(self.sweep_interval),
             routing: match self.routing {
                 RoutingName::MinHop => RoutingEngine::MinHop,

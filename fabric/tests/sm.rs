@@ -476,6 +476,7 @@ fn a_better_master_is_obeyed_and_replaced_when_silent() {
     m.nodes[3].sm = Some(SmInfo {
         guid: Guid(0x4001),
         priority: 9,
+        sm_key: 1,
         sm_state: SmState::MASTER,
         ..SmInfo::default()
     });
@@ -551,6 +552,7 @@ fn other_sm(m: &mut Model, node: usize, sm_state: SmState) {
     m.nodes[node].sm = Some(SmInfo {
         guid: m.nodes[node].info.port_guid,
         priority: 9,
+        sm_key: 1,
         sm_state,
         ..SmInfo::default()
     });

@@ -56,7 +56,11 @@ fn options(place: &Path, sm: &SmConfig) -> String {
         sm.sweep_interval.as_secs().max(1),
         place.display(),
     );
-    let _ = writeln!(text, "lmc {}", sm.lmc);
+    let _ = writeln!(
+        text,
+        "lmc {}\nsm_key 0x{1:016x}\nsa_key 0x{1:016x}",
+        sm.lmc, sm.sm_key
+    );
     let _ = writeln!(
         text,
         "m_key 0x{:016x}\nm_key_protection_level {}\nm_key_lease_period {}",

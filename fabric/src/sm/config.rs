@@ -191,7 +191,7 @@ pub struct SmConfig {
     pub partitions: Vec<Partition>,
     /// 0..=15; the higher wins.
     pub sm_priority: u8,
-    /// SM_Key of requests that may see and do everything (OpenSM's `sa_key`).
+    /// SM_Key: of the other managers of this subnet, and of requests to the SA that may see and do everything (OpenSM's `sm_key` and `sa_key`).
     pub sm_key: u64,
     /// Upper half of all GIDs.
     pub subnet_prefix: u64,

@@ -68,6 +68,8 @@ counters! {
     SaStrangers "sa_strangers";
     /// SA MADs that make no sense.
     SaBad "sa_bad";
+    /// Other managers, and their requests, with another SM_Key.
+    SmBadKey "sm_bad_key";
     /// SA MADs with a wrong SM_Key.
     SaBadKey "sa_bad_key";
     /// Requests dropped because too many long answers are on the way.

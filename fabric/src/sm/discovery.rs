@@ -66,10 +66,16 @@ impl SubnetManager {
                 }
             }
             Purpose::AskSm(port) => {
-                if let (Some(port), Some(info)) =
-                    (self.topo.port_mut(port), SmInfo::parse(&smp.data))
-                {
-                    port.is_sm = Some(info);
+                let Some(info) = SmInfo::parse(&smp.data) else {
+                    return;
+                };
+                let is_ours = self.is_ours(&info);
+                if !is_ours {
+                    self.counters.add(Counter::SmBadKey);
+                    tracing::warn!(guid = %info.guid, "another subnet manager has another SM_Key; it is ignored");
+                }
+                if let Some(port) = self.topo.port_mut(port) {
+                    port.is_sm = Some(info).filter(|_| is_ours);
                     self.dirty = true;
                 }
             }

@@ -51,7 +51,7 @@ impl SubnetManager {
     pub(super) fn sm_info(&self) -> SmInfo {
         SmInfo {
             guid: self.own_guid(),
-            sm_key: 0,
+            sm_key: self.config.sm_key,
             act_count: self.act_count,
             priority: self.config.sm_priority & 0xf,
             sm_state: match self.state {
@@ -59,6 +59,11 @@ impl SubnetManager {
                 state => state,
             },
         }
+    }
+
+    /// Does the other manager have the same SM_Key? Else it has no say here.
+    pub(super) fn is_ours(&self, other: &SmInfo) -> bool {
+        other.sm_key == self.config.sm_key
     }
 
     fn is_better(&self, other: &SmInfo) -> bool {
@@ -243,7 +248,7 @@ impl SubnetManager {
     }
 
     pub(super) fn polled(&mut self, now: Instant, smp: &Smp) {
-        let info = SmInfo::parse(&smp.data);
+        let info = SmInfo::parse(&smp.data).filter(|info| self.is_ours(info));
         let master = self.master.and_then(|m| self.topo.port_mut(m));
         let lid = master.map(|port| {
             port.is_sm = info;
@@ -275,8 +280,13 @@ impl SubnetManager {
         if self.topo.own.is_none() {
             return;
         }
+        let knows_key = self.is_ours(&SmInfo::parse(&request.data).unwrap_or_default());
         let (status, hand_over) = match (request.header.method, request.header.attr_mod) {
             (Method::GET, _) => (MadStatus::OK, false),
+            (Method::SET, _) if !knows_key => {
+                self.counters.add(Counter::SmBadKey);
+                (MadStatus::INVALID_FIELD, false)
+            }
             (Method::SET, HANDOVER) if matches!(self.state, SmState::STANDBY | SmState::MASTER) => {
                 (MadStatus::OK, true)
             }
@@ -286,7 +296,11 @@ impl SubnetManager {
         };
         let mut response = request.response(status);
         response.data = [0; 64];
-        let response = response.with_data(&self.sm_info().emit());
+        // Only who knows the M_Key may know this one (IBA 14.2.5.13).
+        let hidden = request.m_key != self.config.m_key.key;
+        let mut info = self.sm_info();
+        info.sm_key = if hidden { 0 } else { info.sm_key };
+        let response = response.with_data(&info.emit());
         self.out_smp
             .push_back(super::smp::send_smp(response, source));
         if hand_over {

@@ -1,7 +1,7 @@
 //! What people want to see of the subnet: read-only.
 
 use super::SubnetManager;
-use wire::mad::attr::{InformInfo, JoinState, NodeType, PortState, SmInfoRecord};
+use wire::mad::attr::{InformInfo, JoinState, NodeType, PortState, SmInfo, SmInfoRecord};
 use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, RateCode};
 
 /// One node.
@@ -126,16 +126,16 @@ impl SubnetManager {
 
     /// This subnet manager and others, for SMInfoRecord.
     pub(super) fn sm_infos(&self) -> Vec<SmInfoRecord> {
-        let own = SmInfoRecord {
-            lid: self.topo.own_lid(),
-            sm_info: self.sm_info(),
+        let own = Some((self.topo.own_lid(), self.sm_info()));
+        let others = self
+            .topo
+            .end_ports()
+            .filter_map(|(_, p)| Some((p.lid, p.is_sm?)));
+        let record = |(lid, info)| SmInfoRecord {
+            lid,
+            // Everybody may ask.
+            sm_info: SmInfo { sm_key: 0, ..info },
         };
-        let others = self.topo.end_ports().filter_map(|(_, p)| {
-            Some(SmInfoRecord {
-                lid: p.lid,
-                sm_info: p.is_sm?,
-            })
-        });
-        std::iter::once(own).chain(others).collect()
+        own.into_iter().chain(others).map(record).collect()
     }
 }
