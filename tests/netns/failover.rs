@@ -160,7 +160,7 @@ fn lids(subnet: &Subnet) -> [serde_json::Value; 2] {
 }
 
 /// A host of an IPv4 group, as long as it lives.
-fn join(subnet: &Subnet, host: u32) -> Background {
+pub(crate) fn join(subnet: &Subnet, host: u32) -> Background {
     let join = format!(
         "import socket,time\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\ns.setsockopt(socket.IPPROTO_IP,socket.IP_ADD_MEMBERSHIP,socket.inet_aton('239.1.2.3')+socket.inet_aton('10.77.0.{host}'))\ntime.sleep(600)"
     );

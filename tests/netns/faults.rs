@@ -8,7 +8,7 @@ use std::time::Instant;
 
 impl Subnet {
     /// `ipoib fault LINE`.
-    fn try_fault(&self, line: &str) -> Output {
+    pub(crate) fn try_fault(&self, line: &str) -> Output {
         let fabric = format!("fabric@{}", self.port());
         run(Command::new(IPOIB)
             .args(["fault", "--json", "--on", &fabric])
@@ -21,7 +21,7 @@ impl Subnet {
         assert!(output.status.success(), "{line}: {}", words(&output));
     }
 
-    fn faults(&self) -> Value {
+    pub(crate) fn faults(&self) -> Value {
         serde_json::from_slice(&self.try_fault("list").stdout).unwrap()
     }
 

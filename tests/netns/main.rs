@@ -6,6 +6,7 @@
 // Here every failure to do something is a failed test.
 #![allow(clippy::unwrap_used)]
 
+mod chaos;
 mod failover;
 mod failures;
 mod faults;
