@@ -78,8 +78,13 @@ impl SubnetManager {
             Method(mad.mad[3]),
             Method::GET | Method::SET | Method::GET_TABLE | Method::DELETE
         );
+        // One that was made late holds up those behind it: a leave must not be looked at after the join that followed it.
+        let last = self.sa_faults.late.back().map(|(at, _)| *at);
         let Some((fault, left)) = self.sa_fault().filter(|_| is_request) else {
-            return self.serve(now, &mad);
+            return match last.filter(|_| is_request) {
+                Some(last) => self.late(last, mad),
+                None => self.serve(now, &mad),
+            };
         };
         self.sa_faults.left = left.map(|left| left - 1);
         self.counters.add(Counter::SaFaults);
@@ -90,16 +95,18 @@ impl SubnetManager {
                     self.sa.refuse(&mad, &request, status);
                 }
             }
-            // More than that wait for nothing: their senders have asked again.
-            SaFault::Delay(_) if self.sa_faults.late.len() >= MAX_LATE => {
-                self.counters.add(Counter::SaBusy);
-            }
             SaFault::Delay(delay) => {
-                // One that was made late by a longer delay holds up those behind it.
-                let last = self.sa_faults.late.back().map(|(at, _)| *at);
                 let at = last.map_or(now + delay, |last| last.max(now + delay));
-                self.sa_faults.late.push_back((at, mad));
+                self.late(at, mad);
             }
+        }
+    }
+
+    fn late(&mut self, at: Instant, mad: MadReceived) {
+        match self.sa_faults.late.len() {
+            ..MAX_LATE => self.sa_faults.late.push_back((at, mad)),
+            // More than that wait for nothing: their senders have asked again.
+            _ => self.counters.add(Counter::SaBusy),
         }
     }
 
