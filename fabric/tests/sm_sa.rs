@@ -12,7 +12,7 @@ use verbs::MadReceived;
 use wire::mad::attr::*;
 use wire::mad::sa::ComponentMask;
 use wire::mad::{AttrId, MadStatus, Method, SaMad};
-use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
+use wire::{Gid, Guid, Lid, LinkRate, LinkSpeed, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
 
 /// The subnet that OpenSM was asked in: port GUIDs 0x100001, 3, 5, 7; partition 0x8001 of the first three.
 fn opensm_subnet() -> Model {
@@ -38,6 +38,14 @@ fn opensm_subnet() -> Model {
         (Guid(0x100005), Lid(4)),
         (Guid(0x100007), Lid(5)),
     ];
+    let mut m = opensm_nodes(config);
+    m.run(100 * MS);
+    assert!((0..4).all(|hca| m.state(hca) == PortState::ACTIVE));
+    m
+}
+
+/// Its nodes: four HCAs, then two switches.
+fn opensm_nodes(config: SmConfig) -> Model {
     let mut m = Model::new(config);
     let hcas: Vec<usize> = (0..4).map(|n| m.hca(0x100000 + 2 * n)).collect();
     let (a, b) = (m.switch(0x200000, 8), m.switch(0x200001, 8));
@@ -45,8 +53,6 @@ fn opensm_subnet() -> Model {
         m.link((hca, 1), (if n < 2 { a } else { b }, 1 + n as u8));
     }
     m.link((a, 8), (b, 8));
-    m.run(100 * MS);
-    assert!(hcas.iter().all(|h| m.state(*h) == PortState::ACTIVE));
     m
 }
 
@@ -144,6 +150,47 @@ fn answers_are_those_of_opensm() {
         compared += 1;
     }
     assert_eq!(compared, cases.len());
+}
+
+/// Every width and speed that a link may have, between the two switches or at the end, is the rate of the paths that cross it.
+#[test]
+fn paths_have_the_rate_of_their_slowest_link() {
+    let fastest: LinkRate = "8xXDR".parse().unwrap();
+    for speed in LinkSpeed::ALL {
+        for lanes in [1, 2, 4, 8, 12] {
+            let slow = LinkRate::new(lanes, speed).unwrap().min(fastest);
+            for slow_port in [(4, 8), (3, 1)] {
+                let mut m = opensm_nodes(SmConfig::default());
+                for (ix, node) in m.nodes.iter_mut().enumerate() {
+                    for (number, port) in (0..).zip(&mut node.ports) {
+                        let rate = if (ix, number) == slow_port {
+                            slow
+                        } else {
+                            fastest
+                        };
+                        rate.set_active(&mut port.info);
+                    }
+                }
+                m.run(100 * MS);
+                let record = PathRecord {
+                    sgid: m.gid(0),
+                    dgid: m.gid(3),
+                    numb_path: 1,
+                    ..PathRecord::default()
+                };
+                let mask = path_record::SGID | path_record::DGID | path_record::NUMB_PATH;
+                let attr = AttrId::PATH_RECORD;
+                let answer = m.ask(
+                    0,
+                    SaMad::request(Method::GET, attr, mask, &record.emit(), 1),
+                );
+                assert_eq!(answer.header.status, MadStatus::OK);
+                let path = PathRecord::parse(&answer.data).unwrap();
+                assert_eq!(path.rate, slow.code(), "{slow} at {slow_port:?}");
+                assert_eq!(path.rate.mbps(), Some(slow.mbps()), "{slow}");
+            }
+        }
+    }
 }
 
 #[test]

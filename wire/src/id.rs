@@ -193,6 +193,11 @@ impl RateCode {
     /// 10 Gbit/s (4x SDR).
     pub const GBPS_10: RateCode = RateCode(3);
 
+    /// All that the standard defines.
+    pub fn all() -> impl Iterator<Item = RateCode> {
+        (0..64).map(RateCode).filter(|code| code.mbps().is_some())
+    }
+
     /// Megabits per second of signalling rate as PathRecord names it; `None` for an undefined code.
     pub const fn mbps(self) -> Option<u32> {
         Some(match self.0 {

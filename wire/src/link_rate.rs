@@ -51,6 +51,19 @@ const WIDTHS: [(u8, LinkWidth); 5] = [
 ];
 
 impl LinkSpeed {
+    /// All, slowest first.
+    pub const ALL: [LinkSpeed; 9] = [
+        LinkSpeed::Sdr,
+        LinkSpeed::Ddr,
+        LinkSpeed::Qdr,
+        LinkSpeed::Fdr10,
+        LinkSpeed::Fdr,
+        LinkSpeed::Edr,
+        LinkSpeed::Hdr,
+        LinkSpeed::Ndr,
+        LinkSpeed::Xdr,
+    ];
+
     fn row(self) -> &'static (LinkSpeed, &'static str, u32, u8, u8, u8) {
         &SPEEDS[self as usize]
     }
@@ -114,8 +127,7 @@ impl LinkRate {
 
     /// The rate code of this link: the fastest that is not faster than it.
     pub fn code(self) -> RateCode {
-        let codes = (2..64).map(RateCode);
-        codes
+        RateCode::all()
             .filter(|code| code.mbps().is_some_and(|mbps| mbps <= self.mbps()))
             .max_by_key(|code| code.mbps())
             // 1xSDR has the lowest code, and no link is slower.

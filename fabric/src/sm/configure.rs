@@ -200,7 +200,7 @@ impl SubnetManager {
                 let Some(info) = PortInfo::parse(&smp.data) else {
                     return;
                 };
-                let before = port.info.replace(info);
+                let before = port.said(info);
                 let progress = before.is_none_or(|b| {
                     PortInfo {
                         client_reregister: false,

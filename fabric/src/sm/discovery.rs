@@ -216,7 +216,7 @@ impl SubnetManager {
         let Some(port) = self.topo.port_mut(id) else {
             return;
         };
-        let old = port.info.replace(info);
+        let old = port.said(info);
         let (lid, link, announced) = (port.lid, port.link, port.announced);
         self.careful |= self.first_look && id.1 != 0 && info.port_state == PortState::ACTIVE;
         let is_end_port = port.guid.0 != 0;

@@ -10,7 +10,7 @@ use wire::mad::MAX_HOPS;
 use wire::mad::attr::{
     CapabilityMask, NodeDescription, NodeInfo, NodeType, PortInfo, PortState, SwitchInfo,
 };
-use wire::{Gid, Guid, Lid, MtuCode, PKey, RateCode};
+use wire::{Gid, Guid, Lid, LinkRate, MtuCode, PKey, RateCode};
 
 slotmap::new_key_type! {
     /// Names a node as long as the manager runs; never used again for another.
@@ -25,8 +25,10 @@ pub(super) type PortId = (NodeId, u8);
 pub(super) struct PortData {
     /// GUID of an end port (a CA port, or port 0 of a switch); zero for other ports of switches.
     pub(super) guid: Guid,
-    /// As the port said last.
+    /// As the port said last; see [`PortData::said`].
     pub(super) info: Option<PortInfo>,
+    /// Of its link.
+    rate: RateCode,
     /// The other end.
     pub(super) link: Option<PortId>,
     /// Nobody answered behind this port: asked again from time to time.
@@ -350,6 +352,11 @@ impl Topology {
 }
 
 impl PortData {
+    /// Notes what the port says; gives back what it said before.
+    pub(super) fn said(&mut self, info: PortInfo) -> Option<PortInfo> {
+        self.rate = LinkRate::active(&info).unwrap_or_default().code();
+        self.info.replace(info)
+    }
     pub(super) fn state(&self) -> PortState {
         self.info.map_or(PortState::NO_CHANGE, |i| i.port_state)
     }
@@ -375,7 +382,7 @@ impl PortData {
         })
     }
     pub(super) fn rate(&self) -> RateCode {
-        self.info.map_or(RateCode::default(), |i| link_rate(&i))
+        self.rate
     }
     /// A key of the partition of `key`, full membership preferred; only one that may talk to a holder of `key` where `must_match`.
     pub(super) fn pkey_like(&self, key: PKey) -> Option<PKey> {
@@ -399,33 +406,4 @@ impl PortData {
     pub(super) fn may_talk_to(&self, mut keys: impl Iterator<Item = PKey>) -> bool {
         keys.any(|a| self.pkeys.iter().any(|b| a.matches(*b)))
     }
-}
-
-/// Rate of a link by its active width and speed (IBA 14.2.5.6; extended speeds: 14.0625, 25.78, 53.1 and 106.25 Gbit/s a lane).
-pub(super) fn link_rate(info: &PortInfo) -> RateCode {
-    let extended = info
-        .capability_mask
-        .contains(CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED)
-        && info.link_speed_ext_active != 0;
-    let speed = if extended {
-        8 + info.link_speed_ext_active
-    } else {
-        info.link_speed_active
-    };
-    let codes: [u8; 4] = match speed {
-        1 => [2, 3, 6, 4],
-        2 => [5, 6, 7, 8],
-        4 => [3, 7, 9, 10],
-        9 => [11, 12, 13, 14],
-        10 => [15, 16, 17, 18],
-        12 => [20, 17, 21, 22],
-        16 => [16, 21, 23, 24],
-        _ => [2, 3, 6, 4],
-    };
-    RateCode(match info.link_width_active.0 {
-        1 => codes[0],
-        4 => codes[2],
-        8 => codes[3],
-        _ => codes[1],
-    })
 }

@@ -243,8 +243,7 @@ fn choose_rate(path: RateCode, asked: Option<(Selector, RateCode)>) -> Option<Ra
             if mbps < limit {
                 return Some(path);
             }
-            (2..=24)
-                .map(RateCode)
+            RateCode::all()
                 .filter(|r| r.mbps().is_some_and(|m| m < limit))
                 .max_by_key(|r| r.mbps())
         }

@@ -145,11 +145,7 @@ pub(super) fn realizable_rate(
     port: &PortData,
 ) -> Option<RateCode> {
     let most = port.rate().mbps()?;
-    let all = || {
-        (2..=24)
-            .map(RateCode)
-            .filter(|r| r.mbps().is_some_and(|m| m <= most))
-    };
+    let all = || RateCode::all().filter(|r| r.mbps().is_some_and(|m| m <= most));
     let limit = asked.rate.mbps();
     match request
         .has(comp::RATE | comp::RATE_SELECTOR)
