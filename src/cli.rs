@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use wire::{Guid, PKey, Qpn};
+use wire::{Guid, LinkRate, PKey, Qpn};
 
 /// IP over InfiniBand in user space, with a software InfiniBand subnet.
 #[derive(Debug, Parser)]
@@ -145,6 +145,9 @@ pub struct Up {
     /// Largest IP packet, bytes; never more than the partition's broadcast group allows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(72..=65520))]
     pub mtu: Option<u32>,
+    /// Width and speed of the port, from 1xSDR to 12xXDR; 4xEDR if nothing is said
+    #[arg(long, value_name = "RATE")]
+    pub link_rate: Option<LinkRate>,
     /// Settings (TOML); options here go before those in the file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

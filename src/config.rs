@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
-use wire::{Guid, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
+use wire::{Guid, LinkRate, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
 
 /// `ipoib up --config`.
 #[derive(Debug, Default, Deserialize)]
@@ -36,6 +36,9 @@ pub struct UpFile {
     pub pkey: Option<PKey>,
     /// As `--mtu`.
     pub mtu: Option<u32>,
+    /// As `--link-rate`.
+    #[serde(deserialize_with = "optional")]
+    pub link_rate: Option<LinkRate>,
 }
 
 /// `ipoib fabric --config`.

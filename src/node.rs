@@ -11,7 +11,7 @@ use fabric::node::NodeControl;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
-use wire::Guid;
+use wire::{Guid, LinkRate};
 
 /// What distinguishes a host.
 #[derive(Clone, Debug)]
@@ -35,10 +35,17 @@ pub struct Node {
     plane: Arc<Plane>,
     netdev: Arc<dyn Netdev>,
     reader: Option<JoinHandle<()>>,
-    _control: Running<NodeControl<Hca>>,
+    control: Running<NodeControl<Hca>>,
 }
 
 impl Node {
+    /// The width and speed that the port supports from now on, and that its link runs at. Say it before [`Node::attach`].
+    pub fn set_link_rate(&self, rate: LinkRate) {
+        let set = move |control: &mut NodeControl<Hca>, _| control.set_link_rate(1, rate, rate);
+        // It ends with this host only.
+        let _ = self.control.inbox().call(set);
+    }
+
     /// Starts a host without a link.
     ///
     /// # Errors
@@ -94,7 +101,7 @@ impl Node {
             plane,
             netdev,
             reader: Some(reader),
-            _control: control,
+            control,
         })
     }
 

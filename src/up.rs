@@ -87,6 +87,9 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
     let signals = Signals::install()?;
     let host = LinuxNode::start(config, netns.as_ref(), &addresses)?;
     let node = host.node();
+    if let Some(rate) = args.link_rate.or(file.link_rate) {
+        node.set_link_rate(rate);
+    }
     let UdpUrl(address) = fabric;
     let link = UdpLink::connect(address, node.sink())
         .with_context(|| format!("cannot connect to {fabric}"))?;

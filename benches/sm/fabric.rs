@@ -1,6 +1,6 @@
 //! The same subnet of real switches and HCAs in this process, managed by the embedded manager or by Debian's OpenSM, and one client at an HCA.
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 use fabric::node::ManagementPort;
 use fabric::sm::SmConfig;
 use fabric::sm::SubnetManager;
@@ -11,11 +11,14 @@ use ipoib::machines::Manager;
 use ipoib::opensm::{OpenSm, library, program};
 use ipoib::run::{queues, spawn};
 use ipoib::subnet::Subnet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use verbs::{MadAgent, MadReceived, MadSend, PortAttributes};
-use wire::mad::attr::{PathRecord, PortState, path_record};
+use wire::ipoib::Scope;
+use wire::ipoib::mgid::broadcast_gid;
+use wire::mad::attr::{JoinState, McMemberRecord, PathRecord, PortState, mcmember, path_record};
 use wire::mad::{AttrId, Method, MgmtClass, SaMad};
 use wire::{PKey, QKey, Qpn, ServiceLevel};
 
@@ -25,7 +28,11 @@ const WINDOW: u32 = 64;
 const FIRST: u32 = u32::MAX;
 const RETRY: Duration = Duration::from_millis(5);
 /// For a subnet to come up, or an answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of each HCA when all ask at once: one to join, the others for paths.
+const EACH: u32 = 10;
+/// Who is not answered when nobody was for so long asks again.
+const CROWD_RETRY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum By {
@@ -66,8 +73,18 @@ fn wait_active(ports: &[Arc<dyn ManagementPort>]) {
     }
 }
 
-/// From the manager's start (of OpenSM: of its process) until all HCA ports are Active and the SA answers one of them, and the time of path queries of one client.
-pub fn round(by: By, config: &SmConfig, hosts: usize, queries: u32) -> (Duration, Duration) {
+/// What one manager needed.
+#[derive(Clone, Copy)]
+pub struct Figures {
+    /// From its start (of OpenSM: of its process) until all HCA ports are Active and the SA answers one of them.
+    pub sweep: Duration,
+    /// For the path queries of one client.
+    pub queries: Duration,
+    /// For one answer, when all HCAs join the broadcast group and ask for paths at once.
+    pub crowd: Duration,
+}
+
+pub fn round(by: By, config: &SmConfig, hosts: usize, queries: u32) -> Figures {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let topology = topology(hosts);
     let subnet = Subnet::with_topology(&topology, None).unwrap();
@@ -104,10 +121,77 @@ pub fn round(by: By, config: &SmConfig, hosts: usize, queries: u32) -> (Duration
     let client = Client::new(&ports);
     client.wait_for_sa();
     let sweep = started.elapsed();
-    let asked = client.ask(queries);
+    let queries = client.ask(queries);
     drop(client);
+    let crowd = crowd(&ports);
     drop((embedded, opensm, umad));
-    (sweep, asked)
+    Figures {
+        sweep,
+        queries,
+        crowd,
+    }
+}
+
+/// All HCAs join and ask for paths at once; the time of one answer.
+fn crowd(ports: &[Arc<dyn ManagementPort>]) -> Duration {
+    let (answers, answered) = unbounded();
+    let own: Vec<Arc<PortAttributes>> = ports.iter().map(|port| port.attributes()).collect();
+    let agent = |(index, port): (usize, &Arc<dyn ManagementPort>)| {
+        let answers = answers.clone();
+        let handler = Arc::new(move |mad: MadReceived| {
+            let _ = answers.send((index, mad));
+        });
+        port.register_mad_agent(&[MgmtClass::SUBN_ADM], handler)
+            .unwrap()
+    };
+    let agents: Vec<Box<dyn MadAgent>> = ports.iter().enumerate().map(agent).collect();
+    let mut missing = BTreeMap::new();
+    for n in 0..EACH {
+        for (index, agent) in agents.iter().enumerate() {
+            let tid = u64::from(agent.tid_high()) << 32 | u64::from(n);
+            let peer = &own[(index + n as usize * 7919) % own.len()];
+            let mad = match n {
+                0 => join(&own[index], tid),
+                _ => request(&own[index], peer, tid),
+            };
+            missing.insert((index, n), mad);
+        }
+    }
+    let count = missing.len() as u32;
+    let started = Instant::now();
+    for ((index, _), mad) in &missing {
+        agents[*index].send(mad.clone());
+    }
+    while !missing.is_empty() {
+        match answered.recv_timeout(CROWD_RETRY) {
+            Ok((index, mad)) => {
+                assert_eq!(mad.mad[4..6], [0, 0], "a request was refused");
+                missing.remove(&(index, u32::from(mad.mad[15])));
+            }
+            Err(_) => {
+                assert!(started.elapsed() < PATIENCE, "{} unanswered", missing.len());
+                for ((index, _), mad) in &missing {
+                    agents[*index].send(mad.clone());
+                }
+            }
+        }
+    }
+    started.elapsed() / count
+}
+
+fn join(own: &PortAttributes, tid: u64) -> MadSend {
+    let record = McMemberRecord {
+        mgid: broadcast_gid(PKey::DEFAULT_FULL, Scope(2)),
+        port_gid: own.gid(),
+        join_state: JoinState::FULL,
+        ..McMemberRecord::default()
+    };
+    let mask = mcmember::MGID | mcmember::PORT_GID | mcmember::JOIN_STATE;
+    let attr = AttrId::MC_MEMBER_RECORD;
+    send(
+        own,
+        SaMad::request(Method::SET, attr, mask, &record.emit(), tid),
+    )
 }
 
 fn request(own: &PortAttributes, peer: &PortAttributes, tid: u64) -> MadSend {
@@ -119,7 +203,13 @@ fn request(own: &PortAttributes, peer: &PortAttributes, tid: u64) -> MadSend {
         ..PathRecord::default()
     };
     let (attr, mask) = (AttrId::PATH_RECORD, path_record::IPOIB_QUERY);
-    let mad = SaMad::request(Method::GET, attr, mask, &record.emit(), tid);
+    send(
+        own,
+        SaMad::request(Method::GET, attr, mask, &record.emit(), tid),
+    )
+}
+
+fn send(own: &PortAttributes, mad: SaMad) -> MadSend {
     MadSend {
         dlid: own.sm_lid,
         sl: ServiceLevel(0),

@@ -41,6 +41,9 @@ const SPEEDS: [(LinkSpeed, &str, u32, u8, u8, u8); 9] = [
     (LinkSpeed::Xdr, "XDR", 200_000, 4, 8, 1),
 ];
 
+/// LinkSpeedExtEnabled: none of them.
+const NO_EXTENDED_SPEED: u8 = 30;
+
 /// Lanes and their bit in LinkWidth, narrowest first.
 const WIDTHS: [(u8, LinkWidth); 5] = [
     (1, LinkWidth::X1),
@@ -95,11 +98,11 @@ impl Default for LinkRate {
 
 impl LinkRate {
     /// `None` if no link has so many lanes.
-    pub fn new(lanes: u8, speed: LinkSpeed) -> Option<Self> {
-        WIDTHS
-            .iter()
-            .any(|w| w.0 == lanes)
-            .then_some(LinkRate { lanes, speed })
+    pub const fn new(lanes: u8, speed: LinkSpeed) -> Option<Self> {
+        match lanes {
+            1 | 2 | 4 | 8 | 12 => Some(LinkRate { lanes, speed }),
+            _ => None,
+        }
     }
 
     /// Number of lanes.
@@ -146,6 +149,25 @@ impl LinkRate {
             (_, bit) => SPEEDS.iter().find(|s| s.5 == bit).map(|s| s.0)?,
         };
         Some(LinkRate { lanes, speed })
+    }
+
+    /// The most that PortInfo says is enabled; `None` if that is nothing of meaning.
+    pub fn enabled(info: &PortInfo) -> Option<Self> {
+        let width = |w: &&(u8, LinkWidth)| info.link_width_enabled.0 & w.1.0 != 0;
+        let lanes = WIDTHS.iter().rfind(width)?.0;
+        let extended = match info.link_speed_ext_enabled {
+            NO_EXTENDED_SPEED => 0,
+            bits => bits,
+        };
+        let speed = SPEEDS.iter().rfind(|s| match (s.4, s.5) {
+            (0, 0) => info.link_speed_enabled & s.3 != 0,
+            (bit, 0) => extended & bit != 0,
+            (_, bit) => info.link_speed_ext_enabled2 & bit != 0,
+        });
+        Some(LinkRate {
+            lanes,
+            speed: speed?.0,
+        })
     }
 
     /// Says in `info` that all up to this is supported and enabled.
@@ -260,11 +282,22 @@ mod tests {
                 rate.set_active(&mut info);
                 assert_eq!(info.link_width_active, width);
                 assert_ne!(info.link_width_supported.0 & width.0, 0);
+                let enabled = LinkRate::enabled(&info).expect("a rate");
+                assert_eq!((enabled.lanes, enabled.code()), (lanes, rate.code()));
                 let read = LinkRate::active(&PortInfo::parse(&info.emit()).expect("64 bytes"));
                 let read = read.expect("a rate");
                 assert_eq!((read.lanes, read.code()), (lanes, rate.code()));
             }
         }
         assert_eq!(LinkRate::active(&PortInfo::default()), None);
+        assert_eq!(LinkRate::enabled(&PortInfo::default()), None);
+        let mut info = PortInfo::default();
+        LinkRate::new(4, LinkSpeed::Ndr)
+            .expect("a rate")
+            .set_supported(&mut info);
+        info.link_speed_ext_enabled = NO_EXTENDED_SPEED;
+        info.link_width_enabled = LinkWidth::X1;
+        let enabled = LinkRate::enabled(&info).map(|rate| rate.mbps());
+        assert_eq!(enabled, Some(10_000));
     }
 }

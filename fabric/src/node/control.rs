@@ -1,6 +1,7 @@
 //! Control of a node: the state machine behind its data plane. One implementation for switches and HCAs.
 
 use super::gsi::{self, NodeCore, Plane, forward_smp, send_gsi, send_smp};
+use super::plan::USUAL_LINK;
 use super::pma::Pma;
 use super::sma::{BOUNCE, Effect, Sma};
 use super::traps::Traps;
@@ -87,7 +88,7 @@ impl<P: Plane> NodePlane for P {}
 impl<P: NodePlane> NodeControl<P> {
     pub(crate) fn new(plane: Arc<P>, config: &NodeConfig, extra: Box<dyn Extra<P>>) -> Self {
         let sma = Sma::new(config);
-        let control = NodeControl {
+        let mut control = NodeControl {
             pma: Pma::new(sma.ports.len()),
             plane,
             extra,
@@ -95,6 +96,7 @@ impl<P: NodePlane> NodeControl<P> {
             traps: Traps::default(),
         };
         for n in 0..control.sma.ports.len() {
+            control.plan_link(n, USUAL_LINK, USUAL_LINK);
             control.apply_port(n);
         }
         control.publish();
@@ -204,6 +206,7 @@ impl<P: NodePlane> NodeControl<P> {
             && port.training_until.is_none()
             && port.info.port_state == PortState::DOWN
         {
+            self.negotiate(n);
             self.set_state(n, PortState::INIT);
             self.link_state_changed(now);
         }

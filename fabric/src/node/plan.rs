@@ -6,6 +6,12 @@ use crate::topology::{Node, NodeKind};
 use wire::mad::attr::CapabilityMask;
 use wire::{LinkRate, LinkSpeed};
 
+/// What a port supports, and its link runs at, that no plan speaks of: 4xEDR, 100 Gbit/s, which all tools know.
+pub(super) const USUAL_LINK: LinkRate = match LinkRate::new(4, LinkSpeed::Edr) {
+    Some(rate) => rate,
+    None => panic!("a link may have 4 lanes"),
+};
+
 /// Bits of CapabilityMask2 (IBA 14.2.5.6).
 const IS_LINK_WIDTH_2X_SUPPORTED: u16 = 1 << 4;
 const IS_LINK_SPEED_HDR_SUPPORTED: u16 = 1 << 5;
@@ -26,13 +32,27 @@ impl<P: NodePlane> NodeControl<P> {
         self.publish();
     }
 
-    /// What port `number` supports, and what it runs at with the port at the other end. The number is that of the data plane.
-    pub fn set_link_rate(&mut self, number: u8, supported: LinkRate, active: LinkRate) {
-        let Some(port) = self.sma.ports.get_mut(usize::from(number)) else {
+    /// What port `number` supports, and what it agrees on with the port at the other end. The number is that of the data plane.
+    pub fn set_link_rate(&mut self, number: u8, supported: LinkRate, agreed: LinkRate) {
+        self.plan_link(number.into(), supported, agreed);
+        self.publish();
+    }
+
+    /// The link of port `n` trains: it runs at what was agreed on, as far as that is enabled now (IBA 14.2.5.6). Nothing on a link tells the other
+    /// side what is enabled here, so its PortInfo stays; paths have the lower of both.
+    pub(super) fn negotiate(&mut self, n: usize) {
+        let port = &mut self.sma.ports[n];
+        let enabled = LinkRate::enabled(&port.info).unwrap_or(port.agreed);
+        port.agreed.min(enabled).set_active(&mut port.info);
+    }
+
+    pub(super) fn plan_link(&mut self, n: usize, supported: LinkRate, agreed: LinkRate) {
+        let Some(port) = self.sma.ports.get_mut(n) else {
             return;
         };
         supported.set_supported(&mut port.info);
-        active.set_active(&mut port.info);
+        port.agreed = agreed;
+        agreed.set_active(&mut port.info);
         let end = &mut self.sma.end_mut().info;
         let mut mask2 = end.capability_mask2;
         if supported.lanes() == 2 {
@@ -56,6 +76,5 @@ impl<P: NodePlane> NodeControl<P> {
             end.capability_mask =
                 end.capability_mask | CapabilityMask::IS_EXTENDED_SPEEDS_SUPPORTED;
         }
-        self.publish();
     }
 }

@@ -9,14 +9,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use wire::mad::attr::{
-    CapabilityMask, GuidInfo, LedInfo, LinkWidth, NodeDescription, NodeInfo, NodeType, PKeyTable,
-    PortInfo, PortPhysicalState, PortState, SlToVl,
+    CapabilityMask, GuidInfo, LedInfo, NodeDescription, NodeInfo, NodeType, PKeyTable, PortInfo,
+    PortPhysicalState, PortState, SlToVl,
 };
 use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Gid, Guid, LinkRate, PKey};
 
-/// Link speeds in PortInfo's coding: 2.5 Gbit/s per lane.
-const SPEED_SDR: u8 = 1;
 /// VLs that can be told apart: VL0 to VL7.
 const VL_CAP: u8 = 4;
 /// Entries of the GUID table of an end port.
@@ -34,6 +32,8 @@ pub(crate) struct SmaPort {
     vl_arbitration: [[u8; 64]; 4],
     /// The link epoch last seen.
     pub(crate) link_epoch: u32,
+    /// What its link can run at, were all enabled.
+    pub(crate) agreed: LinkRate,
     /// Set: the port is bouncing and goes to Init then.
     pub(crate) training_until: Option<Instant>,
 }
@@ -94,12 +94,6 @@ fn first_port_info(config: &NodeConfig, number: u8) -> PortInfo {
             CapabilityMask::default()
         },
         local_port_num: number,
-        link_width_enabled: LinkWidth::X1_OR_X4,
-        link_width_supported: LinkWidth::X1_OR_X4,
-        link_width_active: LinkWidth::X4,
-        link_speed_supported: SPEED_SDR,
-        link_speed_active: SPEED_SDR,
-        link_speed_enabled: SPEED_SDR,
         // An enhanced port 0 has no link that could be down (IBA 18.2.4.2).
         port_state: if is_port0 {
             PortState::INIT
@@ -140,6 +134,7 @@ impl Sma {
                 sl_to_vl: BTreeMap::new(),
                 vl_arbitration: [[0; 64]; 4],
                 link_epoch: 0,
+                agreed: LinkRate::default(),
                 training_until: None,
             }
         };

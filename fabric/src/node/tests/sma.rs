@@ -3,6 +3,7 @@
 use super::testing::datagram;
 use super::traps::traps;
 use super::*;
+use wire::LinkRate;
 
 #[test]
 fn port_states() {
@@ -67,6 +68,32 @@ fn port_states() {
     );
     net.advance(Duration::from_secs(1));
     assert_eq!(sm.port_info(net, &[1], 2).port_state, PortState::INIT);
+}
+
+/// IBA 14.2.5.6.
+#[test]
+fn what_is_enabled_counts_when_the_link_trains_again() {
+    let mut star = Star::bare();
+    let Star { net, sm, .. } = &mut star;
+    let path = &[1];
+    let mut enable = |width, speed, extended| {
+        let answer = sm.set_port(net, path, 2, |i| {
+            i.link_width_enabled = LinkWidth(width);
+            (i.link_speed_enabled, i.link_speed_ext_enabled) = (speed, extended);
+        });
+        assert_eq!(answer.status(), MadStatus::OK);
+        let before = LinkRate::active(&sm.port_info(net, path, 2));
+        let down = |i: &mut PortInfo| i.port_state = PortState::DOWN;
+        assert!(sm.set_port(net, path, 2, down).status().is_ok());
+        net.advance(Duration::from_secs(1));
+        [before, LinkRate::active(&sm.port_info(net, path, 2))]
+    };
+    let rates = |before: &str, after: &str| [before.parse().ok(), after.parse().ok()];
+    // LinkSpeedExtEnabled 30: no extended speed.
+    assert_eq!(enable(1, 3, 30), rates("4xEDR", "1xDDR"));
+    assert_eq!(enable(3, 15, 1), rates("1xDDR", "4xFDR"));
+    // All that is supported.
+    assert_eq!(enable(255, 15, 31), rates("4xFDR", "4xEDR"));
 }
 
 #[test]
