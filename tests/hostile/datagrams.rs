@@ -2,11 +2,10 @@
 
 use crate::mutate::{self, mutate};
 use crate::net::Random;
-use crate::world::{PATIENCE, Victim, World};
+use crate::world::{PATIENCE, Pings, Victim, World};
 use crate::{host, watch};
 use fabric::sm::SmConfig;
 use std::net::{IpAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 use verbs::Port;
@@ -16,8 +15,6 @@ use wire::mad::{AttrId, MadHeader, Method, MgmtClass, Smp};
 use wire::packet::{FlowControl, Packet};
 use wire::{Lid, Qpn};
 
-/// Time between pings.
-const PING: Duration = Duration::from_millis(10);
 /// Growth of memory that full tables and allocators explain.
 const GROWTH: u64 = 100 << 20;
 
@@ -171,47 +168,12 @@ fn a_ping_goes_on_under_attack() {
     attack(&mut world, total / 10, 1, |bytes| !rules(bytes, &lids));
     let memory = watch::resident();
     let begun = Instant::now();
-    let stop = AtomicBool::new(false);
-    let (from, pinged) = (world.victims[0].peer.clone(), AtomicU64::new(0));
-    let tally = thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Relaxed) {
-                let token = pinged.fetch_add(1, Relaxed) as u32;
-                let (source, to) = if token.is_multiple_of(2) {
-                    (host::v4(0), host::v4(1))
-                } else {
-                    (host::v6(0), host::v6(1))
-                };
-                from.send(&host::build(
-                    source,
-                    to,
-                    &host::Content::EchoRequest(token),
-                    0,
-                ))
-                .unwrap();
-                thread::sleep(PING);
-            }
-        });
-        let tally = attack(&mut world, total - total / 10, 2, |bytes| {
-            !rules(bytes, &lids)
-        });
-        stop.store(true, Relaxed);
-        tally
+    let pings = Pings::start(&world.victims[0]);
+    let tally = attack(&mut world, total - total / 10, 2, |bytes| {
+        !rules(bytes, &lids)
     });
-    let pinged = pinged.into_inner() as u32;
-    let lost = || {
-        let answered = world.victims[0].answered.lock();
-        (0..pinged)
-            .filter(|token| !answered.contains(token))
-            .collect::<Vec<_>>()
-    };
-    // The last answers are still on their way.
-    let until = Instant::now() + Duration::from_secs(5);
-    while !lost().is_empty() && Instant::now() < until {
-        thread::sleep(Duration::from_millis(10));
-    }
+    let (pinged, lost) = pings.finish(&world.victims[0]);
     let grown = watch::resident().saturating_sub(memory);
-    let lost = lost();
     eprintln!(
         "{tally:?} in {:?}, {pinged} pings, {} lost, memory grew by {} KiB\n{}",
         begun.elapsed(),

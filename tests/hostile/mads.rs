@@ -32,13 +32,13 @@ fn total() -> u64 {
 }
 
 /// MADs to begin with: those of a bring-up, and those of others.
-struct Seeds {
+pub struct Seeds {
     mads: Vec<(Box<MadBytes>, bool)>,
     ip: Vec<Vec<u8>>,
 }
 
 impl Seeds {
-    fn new() -> Seeds {
+    pub fn new() -> Seeds {
         let frames = bring_up();
         let mut list = mads(&frames);
         assert!(list.len() > 200, "{}", list.len());
@@ -94,7 +94,7 @@ impl Seeds {
         Seeds { mads, ip }
     }
 
-    fn mad(&self, random: &mut Random) -> (Box<MadBytes>, bool) {
+    pub fn mad(&self, random: &mut Random) -> (Box<MadBytes>, bool) {
         let (seed, smp) = &self.mads[random.below(self.mads.len())];
         let (other, _) = &self.mads[random.below(self.mads.len())];
         (mutate::mad(random, seed, other), *smp)

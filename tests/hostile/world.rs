@@ -10,6 +10,7 @@ use fabric::link::udp::{HELLO_INTERVAL, ListenConfig, UdpCounters, UdpLink, UdpL
 use fabric::link::{Link, LinkSink};
 use fabric::node::NodeControl;
 use fabric::sm::SmConfig;
+use fabric::topology::Topology;
 use ipoib::node::{Node, NodeConfig};
 use ipoib::run::{Running, queues, spawn};
 use ipoib::subnet::Subnet;
@@ -25,10 +26,12 @@ use verbs::Port;
 use wire::ipoib::nd::link_local;
 use wire::mad::PortState;
 use wire::packet::{FlowControl, Packet};
-use wire::{Guid, Lid};
+use wire::{Gid, Guid, Lid};
 
 /// Datagrams on the way at most: the attack is stopped by what we do with it, not by a full socket.
 const WINDOW: u64 = 64;
+/// Time between pings.
+const PING: Duration = Duration::from_millis(10);
 /// Generous: the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -149,6 +152,10 @@ impl Victim {
         self.node().hca().attributes().lid
     }
 
+    pub fn gid(&self) -> Gid {
+        self.node().hca().attributes().gid()
+    }
+
     fn is_up(&self) -> bool {
         self.node()
             .inbox()
@@ -199,6 +206,58 @@ impl Drop for Victim {
         }
         self.stop.store(true, Relaxed);
         self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Echo requests from the first victim to the second, by IPv4 and IPv6 in turn, until [`Pings::finish`].
+pub struct Pings {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<u32>,
+}
+
+impl Pings {
+    pub fn start(from: &Victim) -> Pings {
+        let stop = Arc::<AtomicBool>::default();
+        let (peer, stopped) = (from.peer.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            for token in 0.. {
+                if stopped.load(Relaxed) {
+                    return token;
+                }
+                let (source, to) = if token % 2 == 0 {
+                    (host::v4(0), host::v4(1))
+                } else {
+                    (host::v6(0), host::v6(1))
+                };
+                peer.send(&host::build(
+                    source,
+                    to,
+                    &host::Content::EchoRequest(token),
+                    0,
+                ))
+                .unwrap();
+                thread::sleep(PING);
+            }
+            0
+        });
+        Pings { stop, thread }
+    }
+
+    /// How many were sent, and those that were not answered.
+    pub fn finish(self, from: &Victim) -> (u32, Vec<u32>) {
+        self.stop.store(true, Relaxed);
+        let pinged = self.thread.join().unwrap();
+        let lost = || {
+            let answered = from.answered.lock();
+            let lost = (0..pinged).filter(|token| !answered.contains(token));
+            lost.collect::<Vec<_>>()
+        };
+        // The last answers are still on their way.
+        let until = Instant::now() + Duration::from_secs(5);
+        while !lost().is_empty() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(10));
+        }
+        (pinged, lost())
     }
 }
 
@@ -371,7 +430,7 @@ fn link_counters(listener: &UdpListener, source: SocketAddr) -> Option<Arc<UdpCo
         .map(|(_, counters)| counters)
 }
 
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = look() {
@@ -392,7 +451,11 @@ pub struct World {
 
 impl World {
     pub fn start(sm: SmConfig) -> World {
-        let subnet = Subnet::start(Guid(0x5000), 16, sm).unwrap();
+        World::start_in(&Topology::single_switch(Guid(0x5000), 16), sm)
+    }
+
+    pub fn start_in(topology: &Topology, sm: SmConfig) -> World {
+        let subnet = Subnet::with_topology(topology, Some(sm)).unwrap();
         let frames = subnet.tap().start(100_000);
         let listener = subnet
             .listen(ListenConfig::new("127.0.0.1:0".parse().unwrap()))
