@@ -89,11 +89,10 @@ impl Client {
         let name = |text: String| SocketAddr::from_abstract_name(text).unwrap();
         let control = UnixDatagram::bind_addr(&name(format!("{base}:client{number}"))).unwrap();
         let data = UnixDatagram::bind_addr(&name(format!("{base}:in{number}\0"))).unwrap();
-        for socket in [&control, &data] {
-            // A server that takes nothing any more hangs.
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
-            socket.set_write_timeout(Some(PATIENCE)).unwrap();
-        }
+        // A server that takes nothing any more hangs. What is asked is asked again.
+        control.set_read_timeout(Some(PATIENCE)).unwrap();
+        data.set_read_timeout(Some(PATIENCE / 10)).unwrap();
+        data.set_write_timeout(Some(PATIENCE)).unwrap();
         control
             .connect_addr(&name(format!("{base}:ctl\0")))
             .unwrap();
@@ -148,6 +147,8 @@ impl Client {
     /// Asks with the M_Key, again when the answer was lost.
     fn get(&self, lid: Lid, attr: AttrId, modifier: u32) -> [u8; 64] {
         wait_for("an answer to who has the key", || {
+            // Else there might be no room for it.
+            self.drain();
             let smp = Smp {
                 m_key: M_KEY,
                 ..Smp::lid_routed(Method::GET, attr, modifier, 0x5eed)
@@ -156,7 +157,7 @@ impl Client {
             // The node of this client gets other things, too.
             loop {
                 let mut bytes = [0; Request::LEN];
-                self.data.recv(&mut bytes).expect("the server hangs");
+                self.data.recv(&mut bytes).ok()?;
                 let answer = Request::parse(&bytes).unwrap();
                 let smp = Smp::parse(&answer.mad[..]).unwrap();
                 let asked = (smp.header.attr_id, smp.header.attr_mod) == (attr, modifier);
@@ -281,6 +282,7 @@ impl Siege {
             for _ in 0..count {
                 let (mad, is_smp) = keyless(&this.seeds, &mut this.random);
                 send(&mut this.world, &mut this.random, &this.lids, mad, is_smp);
+                this.witness.drain();
             }
         };
         // Tables, caches and allocators fill up first.
