@@ -15,6 +15,8 @@ use wire::mad::attr::{
 use wire::mad::{AttrId, MadStatus, Method, Smp};
 use wire::{Gid, Guid, LinkRate, PKey};
 
+/// In the attribute modifier of PortInfo: the manager knows extended link speeds (IBA 14.2.5.6). OpenSM says so to nodes that support some.
+const KNOWS_EXTENDED_SPEEDS: u32 = 1 << 31;
 /// VLs that can be told apart: VL0 to VL7.
 const VL_CAP: u8 = 4;
 /// Entries of the GUID table of an end port.
@@ -327,7 +329,7 @@ impl Sma {
         effects: &mut Vec<Effect>,
         data: &mut [u8; 64],
     ) -> Result<(), MadStatus> {
-        let index = self.port_index(smp.header.attr_mod)?;
+        let index = self.port_index(smp.header.attr_mod & !KNOWS_EXTENDED_SPEEDS)?;
         let set = smp.header.method == Method::SET;
         let mut outcome = Ok(());
         let mut reregister = false;
