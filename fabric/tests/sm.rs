@@ -620,6 +620,51 @@ fn who_takes_over_finds_all_before_it_writes() {
 }
 
 #[test]
+fn a_running_subnet_with_a_silent_node_is_taken_over_however_often_it_is_swept() {
+    let mut m = up(SmConfig::default());
+    m.nodes[3].alive = false;
+    let config = SmConfig {
+        sweep_interval: SEC,
+        ..SmConfig::default()
+    };
+    m.sm = fabric::sm::SubnetManager::new(config, 9);
+    m.run(5 * SEC);
+    assert_eq!(m.sm.state(), SmState::MASTER);
+    assert_all_talk(&m, &[0, 1, 2]);
+}
+
+#[test]
+fn only_the_master_hands_over() {
+    let mut m = up(SmConfig::default());
+    other_sm(&mut m, 3, SmState::MASTER);
+    m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
+    m.run(SEC);
+    let smp = Smp::lid_routed(Method::SET, AttrId::SM_INFO, 1, 77);
+    let smp = smp.with_data(&m.nodes[3].sm.unwrap().emit());
+    m.from(2, smp.clone());
+    m.run(SEC);
+    assert_eq!(m.sm.state(), SmState::STANDBY);
+    // This one ends with it.
+    m.nodes[3].sm = None;
+    m.nodes[3].ports[1].info.capability_mask = CapabilityMask(0);
+    m.from(3, smp);
+    m.run(SEC);
+    assert_eq!(m.sm.state(), SmState::MASTER);
+}
+
+#[test]
+fn a_node_with_a_huge_table_that_refuses_keys_is_given_up() {
+    let mut m = two_switches(SmConfig::default());
+    m.nodes[2].info.partition_cap = 0xffff;
+    m.nodes[2].ports[1].pkeys = vec![PKey(0x9234); 1 << 16];
+    m.stubborn = Some(2);
+    m.run(60 * SEC);
+    assert_all_talk(&m, &[0, 1, 3]);
+    // Four times the whole table at each sweep, and the reading of it.
+    assert!(m.nodes[2].smps < 80_000, "{}", m.nodes[2].smps);
+}
+
+#[test]
 fn random_mads_change_nothing() {
     let mut m = up(SmConfig::default());
     m.join(3, broadcast(), JoinState::FULL);

@@ -216,7 +216,7 @@ impl SubnetManager {
                 } else if ok && progress {
                     port.fruitless = 0;
                 } else {
-                    port.fruitless += 1;
+                    port.fruitless = port.fruitless.saturating_add(1);
                 }
                 let link = port.link;
                 let old = before.map(|b| b.lid).filter(|lid| lid.is_unicast());
@@ -250,7 +250,7 @@ impl SubnetManager {
                         .zip(table.p_key)
                         .for_each(|(slot, key)| *slot = key);
                 } else {
-                    port.fruitless += 1;
+                    port.fruitless = port.fruitless.saturating_add(1);
                 }
                 self.advance(now, id);
             }

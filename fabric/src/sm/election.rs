@@ -134,8 +134,8 @@ impl SubnetManager {
     /// It has the subnet, or is not better than the master.
     pub fn step_up(&mut self, now: Instant) -> Result<(), HandOverError> {
         self.now = Some(now);
-        let resigned = std::mem::take(&mut self.resigned);
         if self.state == SmState::MASTER {
+            let resigned = std::mem::take(&mut self.resigned);
             return resigned.then_some(()).ok_or(HandOverError::IsMaster);
         }
         let master = self.master.and_then(|m| self.topo.port(m)?.is_sm);
@@ -143,6 +143,7 @@ impl SubnetManager {
             let own = self.sm_info().priority;
             return Err(HandOverError::Worse { master, own });
         }
+        self.resigned = false;
         self.reminders = REMINDERS;
         if self.state == SmState::STANDBY {
             self.poll_master(now);
@@ -275,6 +276,12 @@ impl SubnetManager {
         }
     }
 
+    /// Is this a LID that the master's port said it has?
+    fn is_masters(&self, lid: Lid) -> bool {
+        let master = self.master.and_then(|m| self.topo.port(m)?.info);
+        master.is_some_and(|info| lid.0 >> info.lmc == info.lid.0 >> info.lmc)
+    }
+
     /// SMInfo asked for or set by another manager.
     pub(super) fn sm_info_request(&mut self, now: Instant, source: Lid, request: &Smp) {
         if self.topo.own.is_none() {
@@ -287,7 +294,11 @@ impl SubnetManager {
                 self.counters.add(Counter::SmBadKey);
                 (MadStatus::INVALID_FIELD, false)
             }
-            (Method::SET, HANDOVER) if matches!(self.state, SmState::STANDBY | SmState::MASTER) => {
+            // A standby knows the only one that can give it the subnet.
+            (Method::SET, HANDOVER)
+                if self.state == SmState::MASTER
+                    || self.state == SmState::STANDBY && self.is_masters(source) =>
+            {
                 (MadStatus::OK, true)
             }
             (Method::SET, ACKNOWLEDGE) => (MadStatus::OK, false),

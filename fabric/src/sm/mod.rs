@@ -340,6 +340,8 @@ impl SubnetManager {
         if due(self.next_sweep) {
             match self.state {
                 SmState::MASTER => self.light_sweep(now),
+                // Who does not answer is still waited for.
+                _ if self.careful => self.schedule_sweep(now),
                 _ => self.rediscover(now),
             }
         }

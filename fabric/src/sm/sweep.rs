@@ -61,7 +61,7 @@ impl SubnetManager {
         self.dirty = true;
     }
 
-    fn schedule_sweep(&mut self, now: Instant) {
+    pub(super) fn schedule_sweep(&mut self, now: Instant) {
         self.last_sweep = Some(now);
         self.next_sweep = Some(now + self.config.sweep_interval);
     }

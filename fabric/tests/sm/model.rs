@@ -12,7 +12,7 @@ use wire::{Gid, Guid, Lid, MtuCode, PKey, QKey, Qpn, ServiceLevel};
 pub struct MPort {
     pub info: PortInfo,
     pub peer: Option<(usize, u8)>,
-    pub pkeys: [PKey; 64],
+    pub pkeys: Vec<PKey>,
     pub reregistered: u32,
     /// When the lease of the M_Key ends, after a wrong one was seen.
     pub lease_end: Option<Instant>,
@@ -43,6 +43,8 @@ pub struct Model {
     pub sa_out: Vec<MadSend>,
     /// Sets of anything but SwitchInfo, by which PortStateChange is cleared.
     pub sets: u64,
+    /// A node that takes no P_Keys.
+    pub stubborn: Option<usize>,
     /// A node that answers so late.
     pub slow: Option<(usize, Duration)>,
     /// A multicast LID whose tables are examined after each change, and how often they had a circle.
@@ -65,6 +67,7 @@ impl Model {
             sequence: 0,
             sa_out: Vec::new(),
             sets: 0,
+            stubborn: None,
             slow: None,
             watched: None,
             circles: 0,
@@ -102,7 +105,7 @@ impl Model {
             if switch.is_some() && number == 0 {
                 info.port_state = PortState::ACTIVE;
             }
-            let mut pkeys = [PKey(0); 64];
+            let mut pkeys = vec![PKey(0); 64];
             pkeys[0] = PKey(0xffff);
             MPort {
                 info,
@@ -187,7 +190,7 @@ impl Model {
         let port = &mut self.nodes[node].ports[1];
         port.info.lid = Lid(0);
         port.info.master_sm_lid = Lid(0);
-        port.pkeys = [PKey(0); 64];
+        port.pkeys = vec![PKey(0); 64];
         port.pkeys[0] = PKey(0xffff);
         let peer = port.peer;
         self.set_link((node, 1), PortState::INIT);
@@ -463,6 +466,9 @@ impl Model {
                 let number = if node.switch.is_some() { 0 } else { ingress };
                 let block = modifier as usize & 0xffff;
                 let port = &mut node.ports[usize::from(number)];
+                if set && self.stubborn == Some(at) {
+                    return MadStatus::INVALID_FIELD;
+                }
                 if set {
                     port.pkeys[block * 32..][..32]
                         .copy_from_slice(&PKeyTable::parse(&smp.data).unwrap().p_key);

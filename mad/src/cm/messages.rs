@@ -86,8 +86,12 @@ impl Cm {
             }
             return;
         }
-        let same_qp =
-            self.find(|c| c.remote_qpn == req.local_qpn && c.remote_guid == req.local_ca_guid);
+        // From where that connection leads to: nobody else can end it.
+        let same_qp = self.find(|c| {
+            c.remote_qpn == req.local_qpn
+                && c.remote_guid == req.local_ca_guid
+                && c.address.dlid == from.address.dlid
+        });
         if let Some(id) = same_qp {
             // IBA 12.9.8.3.1: the other side has forgotten the connection that this queue pair had.
             self.counters.stale += 1;
@@ -122,6 +126,7 @@ impl Cm {
         let same_qp = self.find(|c| {
             c.remote_qpn == rep.local_qpn
                 && c.remote_guid == rep.local_ca_guid
+                && c.address.dlid == from.address.dlid
                 && !c.is_peer(rep.local_comm_id)
         });
         match self.connections.get_mut(&id).filter(|c| c.is_requester) {

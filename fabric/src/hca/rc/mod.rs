@@ -344,7 +344,11 @@ impl Engine {
         }
         let (_, requester) = self.sender.as_mut()?;
         match requester.poll_packet(now, &mut self.report) {
-            Ok(packet) => packet,
+            Ok(packet) => {
+                // Nobody acknowledges what is unreliable: it is done when it is sent.
+                self.tell_drained();
+                packet
+            }
             Err(status) => {
                 self.send_result(Err(status));
                 None

@@ -225,8 +225,6 @@ impl Requester {
         let result = self.response(now, packet, report);
         self.nxt = self.nxt.max(self.una);
         if self.una != before {
-            self.retries = self.rts.retry_count;
-            self.rnr_retries = self.rts.rnr_retry;
             self.window = (self.window + 1).min(WINDOW);
             if self.rnr_until.is_none() {
                 self.start_timer(now);
@@ -316,13 +314,21 @@ impl Requester {
                 return false;
             }
             if to < front.end {
-                self.una = to;
+                self.advance(to);
                 return true;
             }
-            self.una = front.end;
+            let end = front.end;
+            self.advance(end);
             self.complete_front(CompletionData::None, report);
         }
         true
+    }
+
+    /// What comes next may be tried as often as what is done now.
+    fn advance(&mut self, to: u64) {
+        self.una = to;
+        self.retries = self.rts.retry_count;
+        self.rnr_retries = self.rts.rnr_retry;
     }
 
     fn atomic_response(
@@ -343,7 +349,7 @@ impl Requester {
         if !self.acknowledge(at, report) {
             return self.repair(now, report);
         }
-        self.una = at + 1;
+        self.advance(at + 1);
         self.complete_front(CompletionData::Original(original), report);
         Ok(())
     }
@@ -378,9 +384,9 @@ impl Requester {
         };
         if let Work::Read { data, .. } = &mut front.work {
             data.extend_from_slice(packet.payload);
-            self.una += 1;
-            if self.una == front.end {
-                let data = std::mem::take(data);
+            let whole = (at + 1 == front.end).then(|| std::mem::take(data));
+            self.advance(at + 1);
+            if let Some(data) = whole {
                 self.complete_front(CompletionData::Read(data), report);
             }
         }

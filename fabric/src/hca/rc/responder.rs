@@ -488,7 +488,7 @@ impl Responder {
             Some(Kind::CompareSwap | Kind::FetchAdd)
                 if self.answers.open() < self.max_rd_atomic =>
             {
-                if let Some((_, original)) = self.atomics.iter().find(|a| a.0 == psn) {
+                if let Some((_, original)) = self.atomics.iter().rev().find(|a| a.0 == psn) {
                     let (msn, original) = (self.msn, *original);
                     self.flush_ack();
                     self.answers.push(Answer::Atomic { psn, msn, original });

@@ -138,6 +138,19 @@ fn a_receiver_without_places_is_waited_for() {
     pair.run();
     assert_eq!(pair.messages(1), [&b"first"[..], b"second"]);
     assert_eq!(pair.completions(0), [(1, SUCCESS), (2, SUCCESS)]);
+    // Each message has its own tries.
+    setup.rts.rnr_retry = 1;
+    let mut pair = Pair::new(setup, 1);
+    pair.send(0, 1, b"first");
+    pair.send(0, 2, b"second");
+    for naks in 1..=2 {
+        while pair.counters(0).tx_rnr_naks < naks {
+            assert!(pair.step());
+        }
+        pair.engines[1].post_receives(1);
+    }
+    pair.run();
+    assert_eq!(pair.completions(0), [(1, SUCCESS), (2, SUCCESS)]);
     // Three times, then never again.
     setup.rts.rnr_retry = 2;
     let mut pair = Pair::new(setup, 1);
@@ -310,6 +323,19 @@ fn a_drained_queue_goes_on_where_it_stopped() {
     pair.run();
     assert_eq!(pair.messages(1), [&long[..], b"later"]);
     assert_eq!(pair.engines[0].peer().map(|p| p.path.dlid), Some(Lid(7)));
+}
+
+#[test]
+fn an_unreliable_queue_tells_that_it_is_drained() {
+    let mut setup = Setup::default();
+    setup.init.service = ConnectedService::Unreliable;
+    let mut pair = Pair::new(setup, 1);
+    pair.send(0, 1, &[7; 600]);
+    assert!(pair.engines[0].poll_packet(pair.now).is_some());
+    pair.engines[0].modify(QpModify::Drain).expect("in RTS");
+    pair.run();
+    assert_eq!(pair.completions(0), [(1, SUCCESS)]);
+    assert_eq!(pair.events(0), [QpEvent::SendQueueDrained]);
 }
 
 #[test]
