@@ -641,7 +641,7 @@ fn only_the_master_hands_over() {
     m.run(SEC);
     let smp = Smp::lid_routed(Method::SET, AttrId::SM_INFO, 1, 77);
     let smp = smp.with_data(&m.nodes[3].sm.unwrap().emit());
-    m.from(2, smp.clone());
+    m.from(2, smp);
     m.run(SEC);
     assert_eq!(m.sm.state(), SmState::STANDBY);
     // This one ends with it.
