@@ -51,6 +51,13 @@ impl Controls {
         self.reschedule(self.nodes.len() - 1);
     }
 
+    /// All nodes look at their links.
+    pub(super) fn look(&mut self, now: Instant) {
+        for index in 0..self.nodes.len() {
+            self.handle(now, (index, NodeInput::LinkChanged));
+        }
+    }
+
     fn reschedule(&mut self, index: usize) {
         let Some((control, scheduled)) = self.nodes.get_mut(index) else {
             return;

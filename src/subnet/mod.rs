@@ -78,6 +78,8 @@ impl Subnet {
         let control = spawn("ipoib-nodes", control_in, control_out, controls)
             .context("cannot start a thread")?;
         let site = Site::new(topology, nodes, tap);
+        // Of thousands of cables that came up at once, more may have told their nodes than the queue had room for. The thread runs as long as this.
+        let _ = control.inbox().call(Controls::look);
         let sm = match sm {
             Some(config) => {
                 let kinds = topology.nodes.iter().map(|node| node.kind);
