@@ -1,15 +1,18 @@
-//! OpenSM on a fat tree of 24 switches: what the tools say is there is what was given, and traffic goes where they say.
+//! OpenSM on a fat tree of 24 switches: what the tools say is there is what was given, and traffic goes where they say, as counters and a
+//! capture have it.
 
 use crate::diags::{contains, field};
 use crate::hosts::{echoes, fat_tree, guid, host, reaches};
 use crate::site::{Site, possible};
+use fabric::link::capture::Frame;
 use fabric::node::ManagementPort;
 use fabric::topology::{NodeKind, Topology};
 use ipoib::subnet::Subnet;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
-use wire::Guid;
 use wire::mad::attr::PortState;
+use wire::packet::Packet;
+use wire::{Guid, Lid, Qpn};
 
 /// Echoes in each direction.
 const ECHOES: u16 = 200;
@@ -124,6 +127,16 @@ fn a_fat_tree_is_what_the_tools_say() {
     let member = format!("saquery --smkey 1 MCMR --mgid {mgid} --gid {gid}");
     contains(&say(&member), &[mgid, &gid.to_string()]);
 
+    // A capture has each packet once for each link of the way.
+    let frames = site.subnet.tap().start(1 << 14);
+    echoes(&hosts[0].0, 2, 1);
+    site.subnet.tap().stop();
+    let frames: Vec<Frame> = frames.try_iter().collect();
+    for (from, to, links) in [(a, b, there.len() + 1), (b, a, back.len() + 1)] {
+        let packets = captured(&frames, Lid(from), Lid(to));
+        assert!(!packets.is_empty() && packets.values().all(|n| *n == links));
+    }
+
     // What crosses: on the links that ibtracert names, and on no other.
     let before = sent(&topology, &site.subnet);
     let spine = there[1];
@@ -145,6 +158,19 @@ fn a_fat_tree_is_what_the_tools_say() {
         "{first:?} {second:?}"
     );
     assert!(told >= crossed, "{told}");
+}
+
+/// How often a capture has each packet of two queue pairs of interfaces.
+fn captured(frames: &[Frame], from: Lid, to: Lid) -> HashMap<&[u8], usize> {
+    let mut times = HashMap::new();
+    for frame in frames {
+        let packet = Packet::parse(&frame.bytes).expect("a packet");
+        let ends = (packet.lrh.slid, packet.lrh.dlid) == (from, to);
+        if ends && packet.bth.dest_qp.0 > Qpn::GSI.0 {
+            *times.entry(&frame.bytes[..]).or_default() += 1;
+        }
+    }
+    times
 }
 
 /// Packets sent by a port of a switch: before, by, and after a `perfquery` at that switch.

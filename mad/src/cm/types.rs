@@ -129,7 +129,7 @@ pub enum CmEvent {
     },
 }
 
-/// What comes out of a [`Cm`].
+/// What comes out of a [`Cm`](super::Cm).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CmOutput {
     /// To be sent from QP1.
