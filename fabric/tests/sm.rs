@@ -634,25 +634,6 @@ fn a_running_subnet_with_a_silent_node_is_taken_over_however_often_it_is_swept()
 }
 
 #[test]
-fn only_the_master_hands_over() {
-    let mut m = up(SmConfig::default());
-    other_sm(&mut m, 3, SmState::MASTER);
-    m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
-    m.run(SEC);
-    let smp = Smp::lid_routed(Method::SET, AttrId::SM_INFO, 1, 77);
-    let smp = smp.with_data(&m.nodes[3].sm.unwrap().emit());
-    m.from(2, smp);
-    m.run(SEC);
-    assert_eq!(m.sm.state(), SmState::STANDBY);
-    // This one ends with it.
-    m.nodes[3].sm = None;
-    m.nodes[3].ports[1].info.capability_mask = CapabilityMask(0);
-    m.from(3, smp);
-    m.run(SEC);
-    assert_eq!(m.sm.state(), SmState::MASTER);
-}
-
-#[test]
 fn a_node_with_a_huge_table_that_refuses_keys_is_given_up() {
     let mut m = two_switches(SmConfig::default());
     m.nodes[2].info.partition_cap = 0xffff;

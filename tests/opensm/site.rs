@@ -5,6 +5,8 @@ use fabric::topology::{Cable, Node, NodeKind, PortId, Topology};
 use fabric::umad::{UmadConfig, UmadServer};
 use ipoib::opensm::{LIBRARY_PACKAGE, library, program};
 use ipoib::subnet::Subnet;
+use rustix::process::Signal;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -156,10 +158,17 @@ impl Site {
         wait_until(words, ups, |ups| *ups >= n);
     }
 
-    /// What a tool says, standard output and errors; it must succeed.
+    /// What a tool says, standard output and errors; it must succeed. On a busy machine `ibqueryerrors` dies now and then of a segmentation fault
+    /// of its own, without a word of a missing answer: then it is run again.
     #[track_caller]
     pub(crate) fn tool(&self, node: &str, line: &str) -> String {
-        let (output, text) = self.run(node, line);
+        let (mut output, mut text) = self.run(node, line);
+        for _ in 0..3 {
+            if output.status.signal() == Some(Signal::SEGV.as_raw()) {
+                eprintln!("{line} crashed; once more");
+                (output, text) = self.run(node, line);
+            }
+        }
         assert!(output.status.success(), "{line}: {}\n{text}", output.status);
         text
     }
