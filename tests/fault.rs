@@ -1,6 +1,9 @@
 //! `ipoib fault` where no packet is needed: what there is no such thing of, and wrong use.
 
-use std::process::{Child, Command, Output, Stdio};
+mod processes;
+
+use processes::Background;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_ipoib");
@@ -8,16 +11,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A fabric on a free port, killed at the end of the test.
 struct Fabric {
-    child: Child,
+    _child: Background,
     folder: tempfile::TempDir,
-}
-
-impl Drop for Fabric {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Fabric {
@@ -29,8 +24,8 @@ impl Fabric {
             .args(arguments)
             .stdout(Stdio::null())
             .spawn();
-        let child = child.expect("the program starts");
-        let fabric = Fabric { child, folder };
+        let _child = Background(child.expect("the program starts"));
+        let fabric = Fabric { _child, folder };
         let until = Instant::now() + PATIENCE;
         while !fabric.fault("list").status.success() {
             assert!(Instant::now() < until, "the fabric does not answer");
@@ -41,24 +36,12 @@ impl Fabric {
 
     /// `ipoib fault LINE`.
     fn fault(&self, line: &str) -> Output {
-        let mut child = Command::new(PROGRAM)
+        let mut command = Command::new(PROGRAM);
+        command
             .args(["fault", "--control"])
             .arg(self.folder.path().join("control"))
-            .args(line.split_whitespace())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts");
-        let until = Instant::now() + PATIENCE;
-        while child.try_wait().expect("a child").is_none() {
-            if Instant::now() > until {
-                // Whether that succeeds or not, the test has failed.
-                let _ = child.kill();
-                panic!("{line}: no end");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        child.wait_with_output().expect("a child")
+            .args(line.split_whitespace());
+        processes::run(&mut command)
     }
 
     /// It fails and says why, in these words.

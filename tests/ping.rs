@@ -1,5 +1,7 @@
 //! `ipoib ping` over `ipoib fabric`: processes that meet by UDP.
 
+mod processes;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -52,11 +54,7 @@ fn fabric(extra: &[&str]) -> (Running, String) {
 }
 
 fn ping(args: &[&str]) -> Output {
-    Command::new(PROGRAM)
-        .arg("ping")
-        .args(args)
-        .output()
-        .expect("the program starts")
+    processes::run(Command::new(PROGRAM).arg("ping").args(args))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -1,7 +1,7 @@
 //! Programs that a test starts. Each of them ends, one way or the other.
 
 // Not every test uses all of it.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::CommandExt;

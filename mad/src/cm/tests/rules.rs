@@ -7,9 +7,7 @@ use wire::mad::cm::{AboutMessage, Apr, Drep, Lap, SidrRep, SidrReq};
 use wire::{Guid, PKey, Qpn, ServiceLevel};
 
 fn open(world: &mut World) -> (ConnectionId, ConnectionId) {
-    let id = world.connect(0);
-    world.settle();
-    let there = world.in_phase(1, Phase::Requested)[0];
+    let (id, there) = world.requested();
     world.accept(1, there);
     world.settle();
     world.confirm(0, id);
@@ -47,16 +45,7 @@ fn last_rej(world: &World) -> (AboutMessage, RejectReason) {
 /// A message that some third party sends to `to`.
 fn inject(world: &mut World, to: usize, message: impl Into<CmMessage>) {
     let send = World::address(to).send(&message.into(), 7);
-    let mad = MadReceived {
-        slid: World::address(1 - to).dlid,
-        dlid: send.dlid,
-        src_qp: Qpn::GSI,
-        dest_qp: Qpn::GSI,
-        sl: send.sl,
-        p_key: send.p_key,
-        grh: None,
-        mad: send.mad,
-    };
+    let mad = World::received(1 - to, send);
     world.nodes[to].cm.handle(world.now, &mad);
     world.collect();
 }
@@ -171,9 +160,7 @@ fn what_is_not_answered_is_repeated_and_given_up() {
     assert_eq!(world.now - start, code_duration(17) * 8);
     assert_eq!(world.nodes[0].events.len(), 2, "TimedOut and Released");
     // A listener that nobody confirms to.
-    let id = world.connect(0);
-    world.settle();
-    let there = world.in_phase(1, Phase::Requested)[0];
+    let (id, there) = world.requested();
     world.accept(1, there);
     world.flying.clear();
     world.disconnect(0, id);
@@ -199,9 +186,7 @@ fn what_is_not_answered_is_repeated_and_given_up() {
 #[test]
 fn a_requester_that_gives_up_tells_a_listener_that_has_not_decided() {
     let mut world = World::new(1);
-    let id = world.connect(0);
-    world.settle();
-    let there = world.in_phase(1, Phase::Requested)[0];
+    let (id, there) = world.requested();
     world.disconnect(0, id);
     world.settle();
     assert!(world.nodes.iter().all(|n| n.cm.is_empty()));
@@ -214,9 +199,7 @@ fn a_requester_that_gives_up_tells_a_listener_that_has_not_decided() {
 #[test]
 fn an_mra_makes_the_other_side_wait() {
     let mut world = World::new(1);
-    let id = world.connect(0);
-    world.settle();
-    let there = world.in_phase(1, Phase::Requested)[0];
+    let (id, there) = world.requested();
     // 8.6 s, twice what would be given up after.
     world.nodes[1]
         .cm
@@ -234,9 +217,7 @@ fn an_mra_makes_the_other_side_wait() {
 #[test]
 fn data_before_the_rtu_opens_the_connection() {
     let mut world = World::new(1);
-    let id = world.connect(0);
-    world.settle();
-    let there = world.in_phase(1, Phase::Requested)[0];
+    let (id, there) = world.requested();
     world.accept(1, there);
     world.settle();
     world.confirm(0, id);

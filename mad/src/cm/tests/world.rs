@@ -2,7 +2,7 @@
 
 use super::super::*;
 use std::collections::BTreeMap;
-use verbs::MadReceived;
+use verbs::{MadReceived, MadSend};
 use wire::{Guid, Lid, PKey, Qpn, ServiceLevel};
 
 pub(super) const SERVICE: ServiceId = ServiceId(0x1000_0000_0000_0048);
@@ -171,6 +171,27 @@ impl World {
         }
     }
 
+    /// What `side` sent, as it arrives.
+    pub(super) fn received(side: usize, send: MadSend) -> MadReceived {
+        MadReceived {
+            slid: World::address(side).dlid,
+            dlid: send.dlid,
+            src_qp: Qpn::GSI,
+            dest_qp: Qpn::GSI,
+            sl: send.sl,
+            p_key: send.p_key,
+            grh: None,
+            mad: send.mad,
+        }
+    }
+
+    /// Side 0 asks for a connection, side 1 is to decide: the number of it at each.
+    pub(super) fn requested(&mut self) -> (ConnectionId, ConnectionId) {
+        let id = self.connect(0);
+        self.settle();
+        (id, self.in_phase(1, Phase::Requested)[0])
+    }
+
     /// Takes what the managers have to say, and checks that events come in an order that makes sense.
     pub(super) fn collect(&mut self) {
         for side in 0..2 {
@@ -181,17 +202,7 @@ impl World {
                         let (header, message) = CmMessage::parse(&send.mad).expect("a CM message");
                         self.sent.push((side, message));
                         self.tids.push(header.tid);
-                        let received = MadReceived {
-                            slid: World::address(side).dlid,
-                            dlid: send.dlid,
-                            src_qp: Qpn::GSI,
-                            dest_qp: Qpn::GSI,
-                            sl: send.sl,
-                            p_key: send.p_key,
-                            grh: None,
-                            mad: send.mad,
-                        };
-                        self.flying.push((1 - side, received));
+                        self.flying.push((1 - side, World::received(side, send)));
                     }
                     CmOutput::Event(event) => self.event(side, event),
                 }
