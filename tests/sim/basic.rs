@@ -56,7 +56,7 @@ fn three_hosts_ping_each_other() {
     for (from, to, token) in tokens {
         let reply = sim.hosts[from].log.replies.get(&token);
         assert_eq!(
-            reply.map(|(source, _)| *source),
+            reply.map(|(source, ..)| *source),
             Some(to),
             "from host {from}"
         );

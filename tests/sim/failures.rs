@@ -5,7 +5,7 @@ use crate::host;
 use crate::net::Death;
 use crate::sim::{MachineId, Sim};
 use fabric::sm::SubnetManager;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use wire::Gid;
 use wire::mad::attr::{JoinState, SmState};
@@ -58,6 +58,18 @@ pub fn is_complete(held: Held) -> bool {
     held.full == 4 && held.subscriptions == 4
 }
 
+/// What may be left over of host `h` once all is quiet, by name: what its channel adapter holds, and packets that wait in its interface.
+pub fn holds(sim: &Sim, h: usize) -> BTreeMap<&'static str, u64> {
+    let interface = sim.interface(h);
+    let neighbours = interface.neighbour_status(sim.now());
+    let waiting = neighbours.iter().map(|n| n.queued);
+    let groups = interface.group_status();
+    let waiting = waiting.chain(groups.iter().map(|group| group.queued));
+    let mut holds = BTreeMap::from(sim.alive(h).hca.resources().counts());
+    holds.insert("waiting_packets", waiting.sum::<usize>() as u64);
+    holds
+}
+
 /// All hosts come up, all pairs talk, and after a quiet while still do; of `managers` one is master, and its SA holds what the hosts need and
 /// nothing else. How long it took until all talked; else what is wrong.
 pub fn verdict(sim: &mut Sim, managers: &[MachineId]) -> Result<Duration, String> {
@@ -90,9 +102,14 @@ pub fn verdict(sim: &mut Sim, managers: &[MachineId]) -> Result<Duration, String
     }
     for h in 0..hosts {
         let held = held(sm, sim.gid(h));
-        let queue_pairs = sim.alive(h).hca.resources().queue_pairs.len();
-        if !is_complete(held) || queue_pairs != 1 {
-            return Err(format!("host {h}: {queue_pairs} queue pairs, {held:?}"));
+        let holds = holds(sim, h);
+        let few = [
+            ("queue_pairs", 1),
+            ("memory_regions", 0),
+            ("waiting_packets", 0),
+        ];
+        if !is_complete(held) || few.iter().any(|(name, count)| holds[name] != *count) {
+            return Err(format!("host {h}: {holds:?}, {held:?}"));
         }
     }
     let again = sim.ping_until_answered(&pairs, Duration::ZERO);

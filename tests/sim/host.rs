@@ -57,6 +57,8 @@ pub struct IpPacket {
     pub source: IpAddr,
     pub destination: IpAddr,
     pub content: Content,
+    /// Bytes of an echo message after its header and token.
+    pub padding: usize,
 }
 
 const UDP: u8 = 17;
@@ -84,7 +86,12 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Builds a packet with `padding` bytes more of payload.
+/// Byte `at` of the padding: no two of the places that packets are cut at look alike.
+fn pad(at: usize) -> u8 {
+    (at as u32).wrapping_mul(0x9e37_79b9).to_be_bytes()[0]
+}
+
+/// Builds a packet with `padding` bytes more of payload; 65,535 bytes of IPv4 packet or IPv6 payload at most.
 pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: usize) -> Vec<u8> {
     let v4 = source.is_ipv4();
     let icmp = if v4 { ICMP_V4 } else { ICMP_V6 };
@@ -97,8 +104,10 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
             unreachable!("the interface makes those")
         }
     };
-    body.resize(body.len() + padding, 0x5a);
-    let len = body.len() as u16;
+    body.extend((0..padding).map(pad));
+    let headers = if v4 { 20 } else { 0 };
+    let total = u16::try_from(headers + body.len()).expect("no IP packet is longer");
+    let len = total - headers as u16;
     if protocol == UDP {
         body[4..6].copy_from_slice(&len.to_be_bytes());
     }
@@ -114,7 +123,7 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
     let checksum = fold(sum(&body, pseudo));
     body[at..at + 2].copy_from_slice(&checksum);
     let mut packet = if v4 {
-        let total = (20 + len).to_be_bytes();
+        let total = total.to_be_bytes();
         // Don't Fragment.
         let mut header = vec![
             0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, protocol, 0, 0,
@@ -135,7 +144,7 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
     packet
 }
 
-/// Reads a packet; its checksums must be right.
+/// Reads a packet; its lengths, checksums and padding must be right.
 pub fn parse(packet: &[u8]) -> Option<IpPacket> {
     let (source, destination, protocol, body): (IpAddr, IpAddr, u8, &[u8]) =
         match packet.first()? >> 4 {
@@ -150,6 +159,8 @@ pub fn parse(packet: &[u8]) -> Option<IpPacket> {
                     [0, 0],
                     "checksum of an IPv4 header"
                 );
+                let total = u16::from_be_bytes([packet[2], packet[3]]);
+                assert_eq!(usize::from(total), packet.len(), "IPv4 total length");
                 (ip(12)?, ip(16)?, packet[9], packet.get(20..)?)
             }
             6 => {
@@ -158,7 +169,10 @@ pub fn parse(packet: &[u8]) -> Option<IpPacket> {
                         <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?,
                     ))
                 };
-                (ip(8)?, ip(24)?, packet[6], packet.get(40..)?)
+                let body = packet.get(40..)?;
+                let len = u16::from_be_bytes([packet[4], packet[5]]);
+                assert_eq!(usize::from(len), body.len(), "IPv6 payload length");
+                (ip(8)?, ip(24)?, packet[6], body)
             }
             _ => return None,
         };
@@ -189,18 +203,28 @@ pub fn parse(packet: &[u8]) -> Option<IpPacket> {
         (UDP, _) => Content::Datagram(body.get(8..)?.to_vec()),
         (other, _) => Content::Other(other),
     };
+    let padding = match content {
+        Content::EchoRequest(_) | Content::EchoReply(_) => body.get(8..)?,
+        _ => &[],
+    };
+    let right = padding
+        .iter()
+        .enumerate()
+        .all(|(at, byte)| *byte == pad(at));
+    assert!(right, "padding from {source} to {destination}");
     Some(IpPacket {
         source,
         destination,
         content,
+        padding: padding.len(),
     })
 }
 
 /// What arrived at a host.
 #[derive(Default)]
 pub struct Log {
-    /// Echo replies: from whom and when, by token.
-    pub replies: BTreeMap<u32, (IpAddr, Instant)>,
+    /// Echo replies: from whom, when and with how much padding, by token.
+    pub replies: BTreeMap<u32, (IpAddr, Instant, usize)>,
     /// How many requests came.
     pub requests: u64,
     /// Datagrams: source, destination, content.

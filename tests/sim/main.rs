@@ -10,6 +10,7 @@ mod faults;
 mod host;
 mod net;
 mod partitions;
+mod reliable;
 mod scale;
 mod sim;
 mod sm_away;

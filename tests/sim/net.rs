@@ -6,9 +6,12 @@ use fabric::link::{Link, LinkSink};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use wire::mad::PortState;
+use wire::Qpn;
+use wire::mad::cm::CmMessage;
+use wire::mad::{AttrId, MadBytes, PortState};
 use wire::packet::Packet;
 
 /// A link from which nothing came for so long is down, as a UDP link.
@@ -128,6 +131,38 @@ struct State {
     random: Random,
     lost: u64,
     carried: u64,
+    losses: Vec<Loss>,
+}
+
+/// Packets of one direction of a cable that do not arrive.
+struct Loss {
+    cable: CableId,
+    /// The side that sends them.
+    side: usize,
+    matches: Box<dyn Fn(&Packet<'_>) -> bool + Send>,
+    left: u64,
+    /// Gone with its [`Lost`].
+    lost: Weak<AtomicU64>,
+}
+
+/// Counts what [`Net::lose`] loses, and ends that when it is dropped.
+#[must_use = "nothing is lost without it"]
+pub struct Lost(Arc<AtomicU64>);
+
+impl Lost {
+    /// Packets lost so far.
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Is it this message of the communication manager?
+pub fn is_cm(packet: &Packet<'_>, message: AttrId) -> bool {
+    packet.bth.dest_qp == Qpn::GSI
+        && <&MadBytes>::try_from(packet.payload)
+            .ok()
+            .and_then(CmMessage::parse)
+            .is_some_and(|(header, _)| header.attr_id == message)
 }
 
 /// The world between the nodes.
@@ -146,6 +181,7 @@ impl Net {
             random: Random(seed),
             lost: 0,
             carried: 0,
+            losses: Vec::new(),
         })))
     }
 
@@ -162,6 +198,24 @@ impl Net {
             core.get_or_insert_with(|| FaultCore::new(config, seed))
                 .set(config, Some(seed));
         }
+    }
+    /// Loses the next `count` packets that side `side` of a cable sends and `matches` takes.
+    pub fn lose(
+        &self,
+        cable: CableId,
+        side: usize,
+        count: u64,
+        matches: impl Fn(&Packet<'_>) -> bool + Send + 'static,
+    ) -> Lost {
+        let lost = Lost(Arc::default());
+        self.0.lock().losses.push(Loss {
+            cable,
+            side,
+            matches: Box::new(matches),
+            left: count,
+            lost: Arc::downgrade(&lost.0),
+        });
+        lost
     }
     /// What a fault held up leaves if it is due.
     pub fn release(&self, cable: CableId, side: usize) {
@@ -342,11 +396,28 @@ impl State {
         }
     }
 
+    /// Is it one of the packets to be lost?
+    fn is_chosen(&mut self, cable: CableId, side: usize, packet: &Packet<'_>) -> bool {
+        self.losses.retain(|loss| loss.lost.strong_count() > 0);
+        let mut here = self.losses.iter_mut();
+        let loss =
+            here.find(|l| l.left > 0 && (l.cable, l.side) == (cable, side) && (l.matches)(packet));
+        let Some(loss) = loss else { return false };
+        loss.left -= 1;
+        if let Some(lost) = loss.lost.upgrade() {
+            lost.fetch_add(1, Relaxed);
+        }
+        true
+    }
+
     fn transmit(&mut self, cable: CableId, side: usize, packets: &[Packet<'_>]) {
         let to = 1 - side;
         let state = self;
         for packet in packets {
-            if !state.cables[cable].carries || state.random.chance(state.faults.loss) {
+            if !state.cables[cable].carries
+                || state.is_chosen(cable, side, packet)
+                || state.random.chance(state.faults.loss)
+            {
                 state.lost += 1;
                 continue;
             }

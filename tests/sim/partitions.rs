@@ -121,7 +121,7 @@ fn partitions_do_not_hear_each_other() {
     sim.run_for(10 * SECOND);
     assert!(across.iter().all(|token| !sim.answered(0, *token)));
     assert_eq!(
-        sim.hosts[0].log.replies.get(&all).map(|(from, _)| *from),
+        sim.hosts[0].log.replies.get(&all).map(|(from, ..)| *from),
         Some(sim.link_local(1))
     );
     let heard: Vec<u64> = sim

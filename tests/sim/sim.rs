@@ -23,8 +23,8 @@ use wire::{Gid, Guid, Qpn};
 
 pub type MachineId = usize;
 
-/// Longest packet that a host may send.
-const MAX_PACKET: usize = 9000;
+/// Longest packet that a host may send: connected mode's.
+const MAX_PACKET: usize = 65_520;
 /// Packets that a host's device holds.
 const DEVICE_QUEUE: usize = 256;
 
@@ -264,8 +264,12 @@ impl Sim {
             };
             let (made, control) = Hca::new(
                 config,
-                Box::new(move |input| net.put(id, Input::Node(input))),
+                Box::new({
+                    let net = net.clone();
+                    move |input| net.put(id, Input::Node(input))
+                }),
             );
+            made.set_clock(move || net.now());
             hca = Some(made);
             Machine::Hca(control)
         });
@@ -428,6 +432,13 @@ impl Sim {
         self.with_sm(id, |sm, now| sm.reconfigure(now, config));
     }
 
+    /// Does something to a host's channel adapter.
+    pub fn with_hca<R>(&mut self, h: usize, f: impl FnOnce(&Arc<Hca>) -> R) -> R {
+        let result = f(&self.alive(h).hca.clone());
+        self.drain();
+        result
+    }
+
     pub fn alive(&self, h: usize) -> &Alive {
         self.hosts[h].alive.as_ref().expect("a live host")
     }
@@ -499,6 +510,11 @@ impl Sim {
 
     /// An echo request between scripted hosts, from an address of the same kind.
     pub fn ping(&mut self, h: usize, destination: IpAddr) -> u32 {
+        self.ping_sized(h, destination, 0)
+    }
+
+    /// The same with so many bytes of data after the ICMP header, as `ping -s`.
+    pub fn ping_sized(&mut self, h: usize, destination: IpAddr, size: usize) -> u32 {
         self.next_token += 1;
         let token = self.next_token;
         let source = match destination {
@@ -506,7 +522,7 @@ impl Sim {
             IpAddr::V6(ip) if ip.segments()[0] == 0xfd77 => host::v6(h),
             IpAddr::V6(_) => self.link_local(h),
         };
-        self.send(h, source, destination, &Content::EchoRequest(token), 0);
+        self.send(h, source, destination, &Content::EchoRequest(token), size);
         token
     }
 
@@ -588,10 +604,12 @@ impl Sim {
                                 IpAddr::V4(_) => host::v4(h),
                                 IpAddr::V6(_) => IpAddr::V6(link_local(*guid)),
                             };
-                            answers.push((source, packet.source, Content::EchoReply(token)));
+                            let reply = Content::EchoReply(token);
+                            answers.push((source, packet.source, reply, packet.padding));
                         }
                         Content::EchoReply(token) => {
-                            log.replies.entry(token).or_insert((packet.source, now));
+                            let reply = (packet.source, now, packet.padding);
+                            log.replies.entry(token).or_insert(reply);
                         }
                         Content::Datagram(data) => {
                             log.datagrams
@@ -603,8 +621,8 @@ impl Sim {
                     }
                     peer.recycle(bytes);
                 }
-                for (source, destination, content) in &answers {
-                    let _ = peer.send(&host::build(*source, *destination, content, 0));
+                for (source, destination, content, padding) in &answers {
+                    let _ = peer.send(&host::build(*source, *destination, content, *padding));
                 }
                 if !answers.is_empty() {
                     self.transmit(h);

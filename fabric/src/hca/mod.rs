@@ -105,11 +105,12 @@ pub struct HcaResources {
 
 impl HcaResources {
     /// How many of each, by name.
-    pub fn counts(&self) -> [(&'static str, u64); 4] {
+    pub fn counts(&self) -> [(&'static str, u64); 5] {
         let groups = self.queue_pairs.iter().map(|qp| qp.groups.len()).sum();
         let counts = [
             ("queue_pairs", self.queue_pairs.len()),
             ("attached_groups", groups),
+            ("memory_regions", self.memory_regions),
             ("mad_agents", self.agents.len()),
             ("address_handles", self.address_handles),
         ];

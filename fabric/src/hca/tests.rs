@@ -385,7 +385,7 @@ fn nothing_is_left_of_ten_thousand_queue_pairs() {
             let _ah = ah(&hca, Lid(2), None);
             let held = hca.resources();
             assert_eq!(held.queue_pairs[0].groups, [GROUP]);
-            assert_eq!(held.counts().map(|(_, n)| n), [1, 1, 0, 1]);
+            assert_eq!(held.counts().map(|(_, n)| n), [1, 1, 0, 0, 1]);
         }
         drop(Port::register_mad_agent(
             &*hca,
