@@ -26,12 +26,16 @@ counters! {
         tx_bytes,
         /// IP packets sent to multicast groups.
         tx_multicast,
+        /// IP packets sent by connections.
+        tx_connected,
         /// IP packets received from the fabric and written to the device.
         rx_packets,
         /// Their bytes, without encapsulation.
         rx_bytes,
         /// IP packets received from multicast groups.
         rx_multicast,
+        /// IP packets received by connections.
+        rx_connected,
         /// Packets handed to control because the forwarding table had no entry.
         tx_miss,
         /// Drop: the interface is not up (no broadcast group).
@@ -46,6 +50,10 @@ counters! {
         tx_drop_unreachable,
         /// Drop: a multicast group could not be joined, or its queue was full.
         tx_drop_multicast,
+        /// Drop: too much was on its way by the connection already.
+        tx_drop_connection_full,
+        /// Lost, or perhaps so: not acknowledged when their connection ended.
+        tx_lost_connection,
         /// Drop: the queue to control was full.
         drop_control_full,
         /// Drop: the interface is not up (no broadcast group).

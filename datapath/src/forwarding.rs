@@ -1,5 +1,6 @@
 //! The forwarding table: what the data path knows. Control builds it, the data path reads an immutable snapshot.
 
+use crate::interface::connected::lane::{Lane, Way};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -14,8 +15,10 @@ use wire::{Gid, Lid, PKey, QKey, Qpn};
 pub(crate) struct Destination {
     pub(crate) ah: AddressHandle,
     pub(crate) qpn: Qpn,
-    /// Largest IP packet, bytes.
+    /// Largest IP packet that goes as a datagram, bytes.
     pub(crate) mtu: usize,
+    /// Set where there may be a connection.
+    pub(crate) lane: Option<Arc<Lane>>,
     /// Control wants to hear of the first use: a stale neighbour (RFC 4861 7.3.3), or a send-only group that is left when idle.
     pub(crate) report_use: AtomicBool,
     pub(crate) packets: AtomicU64,
@@ -23,16 +26,31 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
-    pub(crate) fn new(ah: AddressHandle, qpn: Qpn, mtu: usize, report_use: bool) -> Arc<Self> {
+    pub(crate) fn new(ah: AddressHandle, qpn: Qpn, mtu: usize, report_use: bool) -> Self {
         let report_use = AtomicBool::new(report_use);
-        Arc::new(Destination {
+        Destination {
             ah,
             qpn,
             mtu,
+            lane: None,
             report_use,
             packets: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-        })
+        }
+    }
+
+    /// Largest IP packet that goes there now, bytes.
+    pub(crate) fn mtu_now(&self) -> usize {
+        match self
+            .lane
+            .as_ref()
+            .map(|lane| lane.way())
+            .as_deref()
+            .map(Arc::as_ref)
+        {
+            Some(Way::Connected { mtu, .. }) => *mtu,
+            _ => self.mtu,
+        }
     }
 
     /// Control wants to hear of the next use.

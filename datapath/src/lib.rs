@@ -13,5 +13,7 @@ pub mod interface;
 pub mod netdev;
 pub mod plane;
 
-pub use interface::{Host, Input, InputSink, Interface, InterfaceConfig};
+pub use interface::{
+    ConnectedConfig, Dialect, Host, Input, InputSink, Interface, InterfaceConfig, Mode,
+};
 pub use plane::Plane;

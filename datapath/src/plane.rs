@@ -4,6 +4,7 @@
 
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Identity, Key, destination};
+use crate::interface::connected::lane::Way;
 use crate::netdev::{HEADROOM, Netdev, PacketBatch};
 use arc_swap::ArcSwap;
 use arp::Source;
@@ -11,7 +12,9 @@ use arrayvec::ArrayVec;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use verbs::{ReceiveHandler, UdReceive, UdSend};
+use verbs::{
+    ConnectedQueuePair, ConnectedReceive, ConnectedSend, QpEvent, ReceiveHandler, UdReceive, UdSend,
+};
 use wire::ipoib::nd::is_neighbor_discovery;
 use wire::ipoib::{ENCAP_LEN, EncapHeader, EtherType};
 
@@ -32,6 +35,10 @@ pub enum Upcall {
     TooBig(Vec<u8>, usize),
     /// First use of a destination that control asked about.
     Used(Key),
+    /// A packet for a neighbour that may have a connection and has none.
+    Connect(IpAddr),
+    /// Something at the queue pair of the connection of this number.
+    Connection(u64, QpEvent),
     /// ARP from the fabric, without encapsulation.
     Arp(Source, Vec<u8>),
     /// A neighbour discovery message from the fabric: the whole IPv6 packet.
@@ -83,10 +90,29 @@ impl Plane {
         &self.counters
     }
 
-    fn upcall(&self, upcall: Upcall) {
-        if !(self.control)(upcall) {
+    /// Tells control; false if it has no room for more, and counted.
+    pub(crate) fn upcall(&self, upcall: Upcall) -> bool {
+        let taken = (self.control)(upcall);
+        if !taken {
             Counters::bump(&self.counters.drop_control_full);
         }
+        taken
+    }
+
+    /// Sends encapsulated packets by a connection.
+    pub(crate) fn post_connected(&self, qp: &dyn ConnectedQueuePair, batch: &[ConnectedSend<'_>]) {
+        let c = &self.counters;
+        let posted = qp
+            .post_send(batch)
+            .map_or_else(|e| e.posted, |()| batch.len());
+        Counters::add(&c.tx_packets, posted as u64);
+        Counters::add(&c.tx_connected, posted as u64);
+        let bytes = |send: &ConnectedSend<'_>| send.operation.payload().len() - ENCAP_LEN;
+        Counters::add(
+            &c.tx_bytes,
+            batch[..posted].iter().map(bytes).sum::<usize>() as u64,
+        );
+        Counters::add(&c.tx_drop_connection_full, (batch.len() - posted) as u64);
     }
 
     /// Device to fabric: sends what was read.
@@ -103,6 +129,7 @@ impl Plane {
             return;
         };
         let mut sends: ArrayVec<UdSend<'_>, BATCH> = ArrayVec::new();
+        let mut run = Run::default();
         let mut last: Option<(IpAddr, (Key, &Arc<Destination>))> = None;
         let (mut packets, mut bytes, mut multicast) = (0, 0, 0);
         for packet in batch.iter_mut() {
@@ -129,16 +156,37 @@ impl Plane {
                 continue;
             };
             last = Some((ip, (key, to)));
-            if packet.len() > to.mtu {
+            let way = to.lane.as_ref().map(|lane| lane.way());
+            let connection = match way.as_deref().map(Arc::as_ref) {
+                Some(Way::Waiting) if packet.len() > to.mtu => {
+                    Counters::bump(&c.tx_miss);
+                    self.upcall(Upcall::Miss(frame.to_vec()));
+                    continue;
+                }
+                Some(Way::Connected { qp, mtu }) => Some((qp, *mtu)),
+                _ => None,
+            };
+            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
+            if packet.len() > mtu {
                 Counters::bump(&c.tx_drop_too_big);
-                self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), to.mtu));
+                self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), mtu));
                 continue;
             }
             if to.first_use() {
                 self.upcall(Upcall::Used(key));
             }
+            if let (Some(lane), Key::Neighbour(ip)) = (&to.lane, key)
+                && lane.first_use()
+                && !self.upcall(Upcall::Connect(ip))
+            {
+                lane.ask_again();
+            }
             to.packets.fetch_add(1, Relaxed);
             to.bytes.fetch_add(packet.len() as u64, Relaxed);
+            if let Some((qp, _)) = connection {
+                run.push(self, qp, frame);
+                continue;
+            }
             packets += 1;
             bytes += packet.len() as u64;
             multicast += u64::from(matches!(key, Key::Group(_)));
@@ -151,6 +199,7 @@ impl Plane {
         if !sends.is_empty() {
             identity.qp.post_send(&sends);
         }
+        run.post(self);
         Counters::add(&c.tx_packets, packets);
         Counters::add(&c.tx_bytes, bytes);
         Counters::add(&c.tx_multicast, multicast);
@@ -173,6 +222,18 @@ impl Plane {
         Counters::add(&c.rx_multicast, u64::from(multicast));
     }
 
+    /// Messages of a peer's connection, or of ours.
+    pub(crate) fn receive_connected(&self, source: Source, batch: &[ConnectedReceive<'_>]) {
+        let c = &self.counters;
+        if self.table.load().identity.is_none() {
+            return Counters::add(&c.rx_drop_down, batch.len() as u64);
+        }
+        Counters::add(&c.rx_connected, batch.len() as u64);
+        for message in batch {
+            self.receive_encapsulated(source, message.payload);
+        }
+    }
+
     fn receive_one(&self, identity: &Identity, datagram: &UdReceive<'_>) {
         let c = &self.counters;
         // The adapter loops own multicast back to other queue pairs and switches may return it: ib_ipoib drops by the same three.
@@ -184,14 +245,19 @@ impl Plane {
         {
             return Counters::bump(&c.rx_drop_own);
         }
-        let Some((ether_type, packet)) = EncapHeader::split(datagram.payload) else {
-            return Counters::bump(&c.rx_drop_short);
-        };
         let source = Source {
             lid: datagram.slid,
             qpn: datagram.src_qp,
             gid: datagram.grh.map(|(sgid, _)| sgid),
             multicast: datagram.grh.is_some_and(|(_, dgid)| dgid.is_multicast()),
+        };
+        self.receive_encapsulated(source, datagram.payload);
+    }
+
+    fn receive_encapsulated(&self, source: Source, payload: &[u8]) {
+        let c = &self.counters;
+        let Some((ether_type, packet)) = EncapHeader::split(payload) else {
+            return Counters::bump(&c.rx_drop_short);
         };
         match ether_type {
             EtherType::IPV4 if packet.len() >= 20 && packet[0] >> 4 == 4 => {
@@ -212,6 +278,33 @@ impl Plane {
             }
             _ => Counters::bump(&c.rx_drop_ethertype),
         }
+    }
+}
+
+/// Packets on their way to one connection.
+#[derive(Default)]
+struct Run<'a> {
+    qp: Option<Arc<dyn ConnectedQueuePair>>,
+    sends: ArrayVec<ConnectedSend<'a>, BATCH>,
+}
+
+impl<'a> Run<'a> {
+    fn push(&mut self, plane: &Plane, qp: &Arc<dyn ConnectedQueuePair>, frame: &'a [u8]) {
+        let same = self.qp.as_ref().is_some_and(|last| Arc::ptr_eq(last, qp));
+        if !same || self.sends.is_full() {
+            self.post(plane);
+            self.qp = Some(qp.clone());
+        }
+        self.sends.push(ConnectedSend::message(frame));
+    }
+
+    fn post(&mut self, plane: &Plane) {
+        if let Some(qp) = self.qp.take()
+            && !self.sends.is_empty()
+        {
+            plane.post_connected(&*qp, &self.sends);
+        }
+        self.sends.clear();
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod basic;
 mod chaos;
+mod connected;
 mod failures;
 mod faults;
 mod host;

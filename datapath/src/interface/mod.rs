@@ -6,9 +6,12 @@
 //! Order of a bring-up (ib_ipoib's): port Active with a LID and the P_Key in its table; queue pair; broadcast group joined and attached
 //! (carrier, MTU and Q_Key follow it); then the host's groups, subscriptions to traps 64 to 67, announcement of own addresses.
 
+pub(crate) mod connected;
 mod neighbour;
 mod port;
 pub mod status;
+
+pub use connected::{ConnectedConfig, Dialect, Mode};
 
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Hop, destination, is_group};
@@ -16,6 +19,7 @@ use crate::host::{HostEvent, NextHop};
 use crate::icmp::{self, RateLimit, Reason};
 use crate::plane::{Plane, Upcall};
 use arp::{NeighbourConfig, Neighbours};
+use connected::{Connections, Output, lane::Way};
 use mad::{RequestId, SaClient, SaClientConfig};
 use multicast::{Groups, GroupsConfig, RequestTag};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,11 +27,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{
-    MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair, VerbsError,
+    ConnectedSend, MadAgent, MadHandler, MadReceived, Port, PortAttributes, PortEvent, UdQueuePair,
+    VerbsError,
 };
 use wire::ipoib::{ENCAP_LEN, Scope};
-use wire::mad::MgmtClass;
 use wire::mad::attr::TrapNumber;
+use wire::mad::{MadHeader, MgmtClass};
 use wire::{Gid, PKey, Qpn};
 
 use crate::netdev::Netdev;
@@ -49,6 +54,10 @@ pub struct InterfaceConfig {
     pub neighbours: NeighbourConfig,
     /// Time-outs of SA queries.
     pub sa: SaClientConfig,
+    /// How unicast packets go.
+    pub mode: Mode,
+    /// Settings of connections.
+    pub connected: ConnectedConfig,
 }
 
 impl Default for InterfaceConfig {
@@ -61,6 +70,8 @@ impl Default for InterfaceConfig {
             scope: Scope::LINK_LOCAL,
             neighbours: NeighbourConfig::default(),
             sa: SaClientConfig::default(),
+            mode: Mode::default(),
+            connected: ConnectedConfig::default(),
         }
     }
 }
@@ -122,6 +133,7 @@ pub struct Interface {
 
     groups: Groups,
     neighbours: Neighbours,
+    connections: Connections,
     /// Who waits for a next hop to be resolved.
     resolving: Vec<(IpAddr, ResolveAnswer)>,
     addresses: BTreeSet<(IpAddr, u8)>,
@@ -179,7 +191,7 @@ impl Interface {
         let handler: Arc<dyn MadHandler> = Arc::new(move |mad| {
             sink(Input::Mad(mad));
         });
-        let agent = port.register_mad_agent(&[MgmtClass::SUBN_ADM], handler)?;
+        let agent = port.register_mad_agent(&[MgmtClass::SUBN_ADM, MgmtClass::COM_MGT], handler)?;
         let sink = inputs.clone();
         port.subscribe(Arc::new(move |event| {
             sink(Input::Port(event));
@@ -188,8 +200,18 @@ impl Interface {
             netdev,
             Box::new(move |upcall| inputs(Input::Upcall(upcall))),
         ));
+        let attributes = port.attributes();
         Ok(Interface {
-            attributes: port.attributes(),
+            connections: Connections::new(
+                config.connected.clone(),
+                config.mode,
+                port.clone(),
+                plane.clone(),
+                attributes.node_guid,
+                agent.tid_high(),
+                seed ^ 3,
+            ),
+            attributes,
             sa: SaClient::new(config.sa, agent.tid_high(), seed),
             requests: BTreeMap::new(),
             unsubscribed: Vec::new(),
@@ -230,6 +252,25 @@ impl Interface {
         &self.plane
     }
 
+    /// How unicast packets go.
+    pub fn mode(&self) -> Mode {
+        self.connections.mode()
+    }
+
+    /// Changes the mode. What an open connection has not delivered yet is lost, or not: protocols above repeat it.
+    ///
+    /// # Errors
+    /// In words: connections are not offered here.
+    pub fn set_mode(&mut self, now: Instant, mode: Mode) -> Result<(), String> {
+        if mode == Mode::Connected && !self.config.connected.offer {
+            return Err("this interface takes no connections".into());
+        }
+        self.connections.set_mode(now, mode);
+        self.apply_mtu();
+        self.settle(now);
+        Ok(())
+    }
+
     /// True once the device or the port is gone: the owner ends.
     pub fn is_finished(&self) -> bool {
         self.finished
@@ -244,7 +285,12 @@ impl Interface {
     pub fn handle(&mut self, now: Instant, input: Input) {
         match input {
             Input::Port(event) => self.port_event(now, event),
-            Input::Mad(mad) => self.sa.handle_mad(now, &mad),
+            Input::Mad(mad) => match MadHeader::parse(&*mad.mad) {
+                Some(header) if header.mgmt_class == MgmtClass::COM_MGT => {
+                    self.connections.handle_mad(now, &mad)
+                }
+                _ => self.sa.handle_mad(now, &mad),
+            },
             Input::Upcall(upcall) => self.upcall(now, upcall),
             Input::Host(event) => self.host_event(now, event),
         }
@@ -272,6 +318,7 @@ impl Interface {
             self.sa.poll_timeout(),
             self.groups.poll_timeout(),
             self.neighbours.poll_timeout(),
+            self.connections.poll_timeout(),
             self.subscribe_at,
             self.ask_use_at,
         ]
@@ -285,6 +332,7 @@ impl Interface {
         self.sa.handle_timeout(now);
         self.groups.handle_timeout(now);
         self.neighbours.handle_timeout(now);
+        self.connections.handle_timeout(now);
         if self.subscribe_at.is_some_and(|at| at <= now) {
             self.subscribe(now);
         }
@@ -306,6 +354,13 @@ impl Interface {
                 self.groups_output(now, output);
             } else if let Some(output) = self.neighbours.poll_output() {
                 self.neighbours_output(now, output);
+            } else if let Some(output) = self.connections.poll_output() {
+                match output {
+                    Output::Send(mad) => self.agent.send(mad),
+                    Output::Again(frames) => {
+                        frames.into_iter().for_each(|f| self.send_ip(now, f));
+                    }
+                }
             } else if let Some(mad) = self.sa.poll_transmit() {
                 self.agent.send(mad);
             } else {
@@ -322,6 +377,8 @@ impl Interface {
             Upcall::Miss(frame) => self.send_ip(now, frame),
             Upcall::TooBig(packet, mtu) => self.icmp_error(now, &packet, Reason::TooBig(mtu)),
             Upcall::Used(key) => self.used(now, key),
+            Upcall::Connect(ip) => self.connections.used(now, ip),
+            Upcall::Connection(serial, event) => self.connections.qp_event(now, serial, event),
             Upcall::Arp(source, packet) => self.arp_received(now, source, &packet),
             Upcall::Nd(source, packet) => self.nd_received(now, source, &packet),
         }
@@ -376,9 +433,24 @@ impl Interface {
         };
         for frame in frames {
             let packet = frame.get(ENCAP_LEN..).unwrap_or_default();
-            if packet.len() > to.mtu {
+            let way = to.lane.as_ref().map(|lane| lane.way());
+            let connection = match (&to.lane, way.as_deref().map(Arc::as_ref)) {
+                (Some(lane), Some(Way::Waiting)) if packet.len() > to.mtu => {
+                    self.connections.send(now, lane.peer, frame.clone());
+                    continue;
+                }
+                (_, Some(Way::Connected { qp, mtu })) => Some((qp, *mtu)),
+                _ => None,
+            };
+            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
+            if packet.len() > mtu {
                 Counters::bump(&self.plane.counters().tx_drop_too_big);
-                self.icmp_error(now, packet, Reason::TooBig(to.mtu));
+                self.icmp_error(now, packet, Reason::TooBig(mtu));
+                continue;
+            }
+            if let Some((qp, _)) = connection {
+                self.plane
+                    .post_connected(&**qp, &[ConnectedSend::message(frame)]);
                 continue;
             }
             identity.qp.post_send(&[identity.send(to, frame)]);
@@ -454,11 +526,8 @@ impl Interface {
             Some(_) => self.mtu.expected = None,
             // The first report is what the device was made with, not a wish.
             None if self.mtu.device.is_some_and(|old| old != mtu) => {
-                self.mtu.admin = self
-                    .mtu
-                    .group
-                    .is_none_or(|group| mtu < group)
-                    .then_some(mtu);
+                let limit = self.mtu.group.map(|g| self.connections.device_mtu(g));
+                self.mtu.admin = limit.is_none_or(|limit| mtu < limit).then_some(mtu);
             }
             None => {}
         }
@@ -466,10 +535,11 @@ impl Interface {
         self.apply_mtu();
     }
 
-    /// Sets the device's MTU to the smaller of the group's and the administrator's.
+    /// Sets the device's MTU to the smaller of the mode's and the administrator's.
     fn apply_mtu(&mut self) {
         let Some(group) = self.mtu.group else { return };
-        let wanted = self.mtu.admin.map_or(group, |admin| admin.min(group));
+        let limit = self.connections.device_mtu(group);
+        let wanted = self.mtu.admin.map_or(limit, |admin| admin.min(limit));
         if self.mtu.device == Some(wanted) && self.mtu.expected.is_none()
             || self.mtu.expected == Some(wanted)
         {

@@ -59,15 +59,17 @@ impl Interface {
             Output::QueryPath(gid) => self.query_path(now, gid),
             Output::Install { ip, entry } => {
                 // An entry refers to a path that the SA gave for our own GID: none is installed while the interface is down.
-                let Some(to) = self.destination(&entry) else {
+                let Some(mut to) = self.destination(&entry) else {
                     return;
                 };
-                Arc::make_mut(&mut self.table.neighbours).insert(ip, to);
+                to.lane = self.connections.attach(now, ip, &entry);
+                Arc::make_mut(&mut self.table.neighbours).insert(ip, Arc::new(to));
                 self.changed = true;
                 self.resolved(now, ip);
             }
             Output::Remove { ip } => {
                 Arc::make_mut(&mut self.table.neighbours).remove(&ip);
+                self.connections.detach(now, ip);
                 self.changed = true;
             }
             Output::Flush { ip, packets } => match self.table.neighbours.get(&ip).cloned() {
@@ -137,7 +139,7 @@ impl Interface {
             let status = self
                 .neighbours
                 .get(now, ip)
-                .map(|info| self.neighbour(info));
+                .map(|info| self.neighbour(now, info));
             answer(match status {
                 Some(status) if self.table.neighbours.contains_key(&ip) => Ok(status),
                 Some(NeighbourStatus {
@@ -168,7 +170,7 @@ impl Interface {
             return Counters::bump(&self.plane.counters().tx_drop_down);
         };
         let to = match to {
-            arp::Destination::Unicast(resolved) => self.destination(&resolved),
+            arp::Destination::Unicast(resolved) => self.destination(&resolved).map(Arc::new),
             arp::Destination::Broadcast => self
                 .table
                 .groups
@@ -193,7 +195,7 @@ impl Interface {
     }
 
     /// What the data path needs to send to a neighbour.
-    fn destination(&self, entry: &Resolved) -> Option<Arc<Destination>> {
+    fn destination(&self, entry: &Resolved) -> Option<Destination> {
         let identity = self.table.identity.as_ref()?;
         let Path {
             dlid,
@@ -244,7 +246,7 @@ impl Interface {
     pub(super) fn link_address(&self) -> Option<LinkAddress> {
         let identity = self.table.identity.as_ref()?;
         Some(LinkAddress {
-            flags: 0,
+            flags: self.connections.flags(),
             qpn: identity.qp.qpn(),
             gid: identity.gid,
         })

@@ -1,5 +1,6 @@
 //! The port's side of an interface: port events, SA answers, groups.
 
+use super::connected::Local;
 use super::{Interface, Purpose};
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Identity};
@@ -38,6 +39,7 @@ impl Interface {
                     identity.lid = self.attributes.lid;
                     self.changed = true;
                     self.neighbours.refresh_paths(now);
+                    self.connect_as_now(now);
                 }
             }
             PortEvent::SmChange => self.set_sm(now),
@@ -101,6 +103,9 @@ impl Interface {
                     }
                 }
             }
+        }
+        if self.is_up() {
+            self.connect_as_now(now);
         }
         if self.running.is_none() {
             // Repeating a leave now would end the membership that is joined next.
@@ -304,6 +309,7 @@ impl Interface {
         self.route(record.mgid, record);
         // The device may send as soon as it has carrier.
         self.plane.publish(self.table.clone());
+        self.connect_as_now(now);
         self.carrier(true);
         if let Some(address) = self.link_address() {
             self.neighbours.link_up(now, address);
@@ -314,11 +320,29 @@ impl Interface {
 
     fn broadcast_down(&mut self, now: Instant) {
         self.carrier(false);
+        self.connections.link_down(now);
         self.neighbours.link_down(now);
         self.table = Forwarding::default();
         self.changed = true;
         self.subscribe_at = None;
         self.ask_use_at = None;
+    }
+
+    /// Connections are those of the interface as it is now.
+    fn connect_as_now(&mut self, now: Instant) {
+        let (Some(address), Some(identity)) = (self.link_address(), &self.table.identity) else {
+            return;
+        };
+        let p_key = identity.p_key;
+        let local = Local {
+            address,
+            lid: self.attributes.lid,
+            lmc: self.attributes.lmc,
+            p_key,
+            pkey_index: self.attributes.pkey_index(p_key).unwrap_or(0),
+            max_mtu: self.attributes.active_mtu,
+        };
+        self.connections.link_up(now, local);
     }
 
     fn carrier(&self, up: bool) {
@@ -349,7 +373,7 @@ impl Interface {
         };
         if let Some(ah) = self.address_handle(ah, &mgid) {
             let to = Destination::new(ah, Qpn::MULTICAST, identity.mtu, true);
-            Arc::make_mut(&mut self.table.groups).insert(mgid, to);
+            Arc::make_mut(&mut self.table.groups).insert(mgid, Arc::new(to));
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct LinkStatus {
     pub p_key: Option<String>,
     /// Q_Key of the broadcast group.
     pub q_key: Option<String>,
+    /// `datagram` or `connected`.
+    pub mode: String,
     /// MTU of the device, bytes.
     pub mtu: Option<u32>,
     /// IP MTU that the broadcast group allows, bytes.
@@ -69,7 +71,9 @@ pub struct NeighbourStatus {
     pub gid: Option<String>,
     /// Service level.
     pub sl: Option<u8>,
-    /// IP MTU of the path, bytes.
+    /// How it is connected, or why it is not; none where it takes no connections, or none are wanted.
+    pub connection: Option<String>,
+    /// Largest IP packet that goes to it now, bytes.
     pub mtu: Option<u32>,
     /// Rate of the path.
     pub rate: Option<String>,
@@ -190,6 +194,7 @@ impl Interface {
             qpn: self.qp.as_ref().map(|qp| qp.qpn().0),
             p_key: self.running.map(|(_, key)| key.to_string()),
             q_key: self.table.identity.as_ref().map(|i| i.q_key.to_string()),
+            mode: self.mode().name().to_owned(),
             mtu: self.mtu.device,
             group_mtu: self.mtu.group,
             admin_mtu: self.mtu.admin,
@@ -208,14 +213,15 @@ impl Interface {
         let mut list: Vec<_> = self
             .neighbours
             .neighbours(now)
-            .map(|info| self.neighbour(info))
+            .map(|info| self.neighbour(now, info))
             .collect();
         list.sort_by_key(|n| n.ip);
         list
     }
 
-    pub(super) fn neighbour(&self, n: NeighbourInfo) -> NeighbourStatus {
+    pub(super) fn neighbour(&self, now: Instant, n: NeighbourInfo) -> NeighbourStatus {
         let to = self.table.neighbours.get(&n.ip);
+        let (connection, waiting) = self.connections.describe(now, n.ip).unzip();
         NeighbourStatus {
             ip: n.ip,
             state: n.state.to_string(),
@@ -223,9 +229,10 @@ impl Interface {
             lid: n.path.map(|p| p.dlid.0),
             gid: n.address.map(|a| a.gid.to_string()),
             sl: n.path.map(|p| p.sl.0),
-            mtu: to.map(|to| to.mtu as u32),
+            connection,
+            mtu: to.map(|to| to.mtu_now() as u32),
             rate: n.path.map(|p| p.rate.to_string()),
-            queued: n.queued,
+            queued: n.queued + waiting.unwrap_or_default(),
             age_ms: n.age.as_millis() as u64,
             tx_packets: to.map_or(0, |to| to.packets.load(Relaxed)),
             tx_bytes: to.map_or(0, |to| to.bytes.load(Relaxed)),
@@ -315,6 +322,33 @@ impl Interface {
             dropped_invalid,
             ignored,
             dropped_link_down
+        ));
+        let connections = self.connections.counters();
+        list.extend(named!(
+            "connection_",
+            connections,
+            opened,
+            accepted,
+            refused,
+            rejected,
+            timed_out,
+            disconnected,
+            failed,
+            closed_idle,
+            closed_for_room,
+            no_room,
+            dropped_queue_full,
+            dropped_link_down
+        ));
+        let [own, peers, changing] = self.connections.count();
+        list.extend([
+            ("connections_own".to_owned(), own),
+            ("connections_of_peers".to_owned(), peers),
+            ("connections_changing".to_owned(), changing),
+        ]);
+        let cm = self.connections.cm_counters();
+        list.extend(named!(
+            "cm_", cm, sent, repeated, received, duplicates, unexpected, malformed, stale
         ));
         let groups = self.groups.counters();
         list.extend(named!(

@@ -1,0 +1,114 @@
+//! Connections that nobody uses, and room for new ones.
+
+use super::lane::PeerKey;
+use super::peer::State;
+use super::{Connections, Way};
+use mad::ConnectionId;
+use std::time::{Duration, Instant};
+use verbs::QpState;
+
+/// Between two looks at all connections, at most.
+const LOOK: Duration = Duration::from_secs(10);
+
+impl Connections {
+    pub(super) fn look_every(&self) -> Duration {
+        (self.config.idle / 4).min(LOOK)
+    }
+
+    /// Closes what was idle for too long, and what broke although nobody told.
+    pub(super) fn look(&mut self, now: Instant) {
+        self.notice_use(now);
+        let mut idle = Vec::new();
+        let mut broken = Vec::new();
+        for (id, c) in self.connections.iter().filter(|(_, c)| !c.is_closing) {
+            let limit = match c.is_own {
+                true => self.config.idle,
+                // Whoever asked for it closes it first.
+                false => self.config.idle * 2,
+            };
+            if c.is_open && c.qp.query().state == QpState::Error {
+                broken.push(*id);
+            } else if c.is_open && now.saturating_duration_since(c.used) >= limit {
+                idle.push(*id);
+            }
+        }
+        for id in broken {
+            self.broken(now, id, "the connection failed".into());
+        }
+        for id in idle {
+            self.counters.closed_idle += 1;
+            self.close_unused(now, id);
+        }
+        let any = !self.connections.is_empty();
+        self.look_at = any.then(|| now + self.look_every());
+    }
+
+    /// Brings up to date when each connection was last used.
+    fn notice_use(&mut self, now: Instant) {
+        for c in self.connections.values_mut().filter(|c| c.is_open) {
+            let counters = c.qp.query().counters;
+            let messages = counters.tx_messages + counters.rx_messages;
+            if std::mem::replace(&mut c.messages, messages) == messages {
+                continue;
+            }
+            c.used = now;
+            // It works: the next failure is a first one.
+            if let Some(peer) = self.peers.get_mut(&c.peer)
+                && counters.tx_messages > 0
+                && matches!(peer.lane.way().as_ref(), Way::Connected { .. })
+            {
+                peer.failures = 0;
+            }
+        }
+    }
+
+    fn close_unused(&mut self, now: Instant, id: ConnectionId) {
+        self.close(now, id);
+        let key = self.connections.get(&id).map(|c| c.peer);
+        let of_peer = |peer: &super::Peer| peer.connection() == Some(id);
+        if let Some(key) = key
+            && self.peers.get(&key).is_some_and(of_peer)
+        {
+            self.rest(key, State::Idle);
+        }
+    }
+
+    fn active(&self) -> usize {
+        self.connections.values().filter(|c| !c.is_closing).count()
+    }
+
+    /// Sees to it that there may be one more connection, at the cost of that which was not used for longest; false if all are busy.
+    pub(super) fn make_room(&mut self, now: Instant) -> bool {
+        if self.active() < self.config.max_connections {
+            return true;
+        }
+        self.notice_use(now);
+        let unused = |used: Instant| now.saturating_duration_since(used) >= self.config.busy;
+        let all = self.connections.iter();
+        let idle = all.filter(|(_, c)| c.is_open && unused(c.used));
+        match idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id) {
+            Some(id) => {
+                self.counters.closed_for_room += 1;
+                self.close_unused(now, id);
+                true
+            }
+            None => {
+                self.counters.no_room += 1;
+                false
+            }
+        }
+    }
+
+    /// A peer that asks again and again has forgotten what it had.
+    pub(super) fn close_oldest_of(&mut self, now: Instant, peer: PeerKey) {
+        let all = self.connections.iter();
+        let of_peer = all.filter(|(_, c)| c.peer == peer && !c.is_own && !c.is_closing);
+        let serials: Vec<_> = of_peer.map(|(id, c)| (c.serial, *id)).collect();
+        if serials.len() >= self.config.max_from_peer
+            && let Some((_, id)) = serials.into_iter().min()
+        {
+            self.counters.closed_for_room += 1;
+            self.close_unused(now, id);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Modes and settings of connections.
+
+use std::time::Duration;
+use verbs::AckTimeout;
+
+/// How an interface sends unicast IP packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// By unreliable datagrams (RFC 4391). Connections of others are accepted nonetheless (RFC 4755 section 7).
+    #[default]
+    Datagram,
+    /// By a reliable connection to each neighbour that takes one (RFC 4755); by datagrams to others.
+    Connected,
+}
+
+impl Mode {
+    /// The word for it, as in Linux's `/sys/class/net/ib0/mode`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Datagram => "datagram",
+            Mode::Connected => "connected",
+        }
+    }
+}
+
+/// Which service IDs connections are asked for and heard by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// Both are heard; Linux's is asked for first, and RFC 4755's where that is unknown.
+    #[default]
+    Any,
+    /// RFC 4755's alone: what Linux does not understand.
+    Rfc,
+}
+
+/// Settings of connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectedConfig {
+    /// Accept connections and say so: the RC flag of the link address. Without it the mode cannot be connected.
+    pub offer: bool,
+    /// Service IDs.
+    pub dialect: Dialect,
+    /// Longest IP packet taken from a connection, bytes: what peers are told, and the MTU in connected mode.
+    pub receive_mtu: u32,
+    /// How often a packet is sent again without progress before the connection is given up, 0..=7. (Linux: 0.)
+    pub retry_count: u8,
+    /// How often a packet is sent again where the receiver was not ready, 0..=7; 7: for ever.
+    pub rnr_retry: u8,
+    /// How long to wait for an acknowledgement.
+    pub ack_timeout: AckTimeout,
+    /// Connections at once, both directions together, those that are being opened or closed included.
+    pub max_connections: usize,
+    /// Connections at once that one peer may have asked for.
+    pub max_from_peer: usize,
+    /// An own connection that carried nothing for so long is closed; one of a peer's after twice that.
+    pub idle: Duration,
+    /// One that carried something so recently is not closed to make room.
+    pub busy: Duration,
+    /// After a connection could not be had, or failed, datagrams are used for so long ...
+    pub hold_down_min: Duration,
+    /// ... doubled with each failure in a row up to this.
+    pub hold_down_max: Duration,
+    /// Packets that wait for one connection to open; the oldest leaves first.
+    pub queue_packets: usize,
+    /// Bytes that wait for all connections together.
+    pub total_queue_bytes: usize,
+    /// CM messages are sent again after 4.096 us * 2^n ...
+    pub cm_timeout: u8,
+    /// ... so often, 0..=15.
+    pub cm_retries: u8,
+}
+
+/// Longest IP packet over a connection in Linux, bytes: 64 KiB less 16 (`IPOIB_CM_MTU`).
+pub(crate) const MAX_MTU: u32 = 65_520;
+
+impl Default for ConnectedConfig {
+    fn default() -> Self {
+        ConnectedConfig {
+            offer: true,
+            dialect: Dialect::Any,
+            receive_mtu: MAX_MTU,
+            retry_count: 7,
+            rnr_retry: 7,
+            // 134 ms: given up after 1.1 s.
+            ack_timeout: AckTimeout(15),
+            max_connections: 2048,
+            max_from_peer: 8,
+            idle: Duration::from_secs(240),
+            busy: Duration::from_secs(5),
+            hold_down_min: Duration::from_secs(1),
+            hold_down_max: Duration::from_secs(60),
+            queue_packets: 64,
+            total_queue_bytes: 16 << 20,
+            // 0.54 s: given up after 4.3 s.
+            cm_timeout: 17,
+            cm_retries: 7,
+        }
+    }
+}

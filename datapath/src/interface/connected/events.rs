@@ -1,0 +1,327 @@
+//! What the CM and queue pairs tell.
+
+use super::lane::PeerKey;
+use super::peer::State;
+use super::{Connection, Connections, Dialect, Local, messages};
+use arp::Source;
+use mad::{CmAddress, CmEvent, ConnectionId};
+use std::time::Instant;
+use verbs::{QpEvent, QpModify};
+use wire::Psn;
+use wire::mad::cm::{Rej, RejectReason, Rep, Req};
+
+impl Connections {
+    pub(super) fn cm_event(&mut self, now: Instant, event: CmEvent) {
+        match event {
+            CmEvent::Requested { id, req, from } => self.requested(now, id, &req, &from),
+            CmEvent::Replied { id, rep } => self.replied(now, id, &rep),
+            CmEvent::Established { id } => self.established(now, id),
+            CmEvent::Rejected { id, rej } => self.rejected(now, id, &rej),
+            CmEvent::TimedOut { id } => {
+                self.counters.timed_out += 1;
+                self.failed(now, id, "no answer".into());
+            }
+            CmEvent::Disconnected { id } => {
+                self.counters.disconnected += 1;
+                self.ended(id);
+            }
+            CmEvent::Released { id } => {
+                self.connections.remove(&id);
+            }
+        }
+    }
+
+    /// Something at the queue pair of the connection `serial`.
+    pub(in crate::interface) fn qp_event(&mut self, now: Instant, serial: u64, event: QpEvent) {
+        let mut all = self.connections.iter();
+        let Some(id) = all.find(|(_, c)| c.serial == serial).map(|(id, _)| *id) else {
+            return;
+        };
+        match event {
+            QpEvent::CommunicationEstablished => {
+                // An error: it ended meanwhile.
+                let _ = self.cm.established(id);
+            }
+            QpEvent::SendFailed(status) | QpEvent::ReceiveFailed(status) => {
+                self.broken(now, id, format!("the connection failed: {status:?}"));
+            }
+            // Nothing here is ever drained.
+            QpEvent::SendQueueDrained => {}
+        }
+        self.pump(now);
+    }
+
+    /// The queue pair is in Error.
+    pub(super) fn broken(&mut self, now: Instant, id: ConnectionId, why: String) {
+        if self.connections.get(&id).is_some_and(|c| !c.is_closing) {
+            self.counters.failed += 1;
+            self.failed(now, id, why);
+            self.close(now, id);
+        }
+    }
+
+    /// A request of a peer.
+    fn requested(&mut self, now: Instant, id: ConnectionId, req: &Req, from: &CmAddress) {
+        let Some(local) = self.local else {
+            return self.refuse(id, RejectReason::INVALID_SERVICE_ID);
+        };
+        let (qpn, mtu) = messages::read_private_data(&req.private_data);
+        let peer: PeerKey = (req.primary.local_gid, qpn);
+        let rfc = messages::service_id(Dialect::Rfc, local.address.qpn);
+        let dialect = match req.service_id == rfc {
+            true => Dialect::Rfc,
+            false => Dialect::Any,
+        };
+        if let Err(reason) = self.acceptable(&local, req, peer, dialect) {
+            return self.refuse(id, reason);
+        }
+        self.close_oldest_of(now, peer);
+        if !self.make_room(now) {
+            return self.refuse(id, RejectReason::NO_QP);
+        }
+        let source = Source {
+            lid: from.dlid,
+            qpn,
+            gid: Some(req.primary.local_gid),
+            multicast: false,
+        };
+        let Ok((serial, qp)) = self.queue_pair(&local, source) else {
+            return self.refuse(id, RejectReason::NO_QP);
+        };
+        let rtr = messages::rtr_of_req(&local, req);
+        if let Err(error) = qp.modify(QpModify::Rtr(rtr)) {
+            tracing::debug!(peer = %peer.0, %error, "a request for a connection that cannot be");
+            return self.refuse(id, RejectReason::UNSUPPORTED);
+        }
+        let psn = Psn::new(self.rng.u32(..));
+        let rep = messages::rep(&local, &self.config, qp.qpn(), psn);
+        if self.cm.accept(now, id, rep).is_err() {
+            return;
+        }
+        let connection = Connection {
+            peer,
+            is_own: false,
+            duplex: mtu.filter(|_| dialect == Dialect::Rfc),
+            serial,
+            qp,
+            psn,
+            dialect,
+            is_open: false,
+            is_closing: false,
+            messages: 0,
+            used: now,
+        };
+        self.connections.insert(id, connection);
+        self.look_at.get_or_insert(now + self.look_every());
+    }
+
+    /// Does this side take such a connection?
+    fn acceptable(
+        &self,
+        local: &Local,
+        req: &Req,
+        peer: PeerKey,
+        dialect: Dialect,
+    ) -> Result<(), RejectReason> {
+        if req.transport_service_type != 0 {
+            return Err(RejectReason::INVALID_TRANSPORT_TYPE);
+        }
+        if req.p_key.base() != local.p_key.base() {
+            return Err(RejectReason::CONSUMER_DEFINED);
+        }
+        if req.primary.remote_gid.guid() != local.address.gid.guid() {
+            return Err(RejectReason::INVALID_GID);
+        }
+        if !req.primary.local_lid.is_unicast() {
+            return Err(RejectReason::INVALID_LID);
+        }
+        if req.path_packet_payload_mtu.bytes().is_none()
+            || req.path_packet_payload_mtu > local.max_mtu
+        {
+            return Err(RejectReason::INVALID_MTU);
+        }
+        // RFC 4755 section 3.3: of two requests that cross, that of the smaller link address stands.
+        let crossing = dialect == Dialect::Rfc
+            && self.peers.get(&peer).is_some_and(|p| {
+                let own = |id| self.connections.get(&id).is_some_and(|c| c.is_own);
+                matches!(p.state, State::Connecting(id) if own(id))
+            });
+        let address = |key: PeerKey| (key.1, key.0);
+        let own = (local.address.gid, local.address.qpn);
+        if crossing && address(own) > address(peer) {
+            return Err(RejectReason::CONSUMER_DEFINED);
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, id: ConnectionId, reason: RejectReason) {
+        self.counters.refused += 1;
+        let data = match &self.local {
+            Some(local) => messages::private_data(local.address.qpn, &self.config),
+            None => [0; 148],
+        };
+        // An error: whoever asked gave up meanwhile.
+        let _ = self.cm.reject(id, reason, data);
+    }
+
+    /// A peer accepts.
+    fn replied(&mut self, now: Instant, id: ConnectionId, rep: &Rep) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let key = connection.peer;
+        let (Some(local), Some(peer)) = (self.local, self.peers.get(&key)) else {
+            return self.close(now, id);
+        };
+        let (_, mtu) = messages::read_private_data(&rep.private_data);
+        let Some(mtu) = mtu else {
+            self.refuse(id, RejectReason::CONSUMER_DEFINED);
+            return self.hold(now, key, "the peer takes no packets".into());
+        };
+        let rtr = messages::rtr_of_rep(&local, &peer.path, key, rep);
+        let rts = messages::rts(&self.config, connection.psn);
+        let qp = &connection.qp;
+        let ready = qp.modify(QpModify::Rtr(rtr));
+        if let Err(error) = ready.and_then(|()| qp.modify(QpModify::Rts(rts))) {
+            self.refuse(id, RejectReason::UNSUPPORTED);
+            return self.hold(now, key, error.to_string());
+        }
+        let data = messages::private_data(local.address.qpn, &self.config);
+        if self.cm.confirm(id, data).is_err() {
+            return;
+        }
+        self.counters.opened += 1;
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_open = true;
+            connection.used = now;
+        }
+        self.open(id, mtu.min(super::MAX_MTU as usize));
+    }
+
+    /// A peer that was accepted is ready.
+    fn established(&mut self, now: Instant, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let rts = messages::rts(&self.config, connection.psn);
+        if let Err(error) = connection.qp.modify(QpModify::Rts(rts)) {
+            // It failed at the same time; that event is on its way.
+            tracing::debug!(peer = %connection.peer.0, %error, "a connection cannot be opened");
+            return;
+        }
+        self.counters.accepted += 1;
+        connection.is_open = true;
+        connection.used = now;
+        let key = connection.peer;
+        self.adopt(key);
+    }
+
+    /// Sends by a connection that the peer asked for, if it is one for both directions and there is no own one; false if there is none such.
+    pub(super) fn adopt(&mut self, key: PeerKey) -> bool {
+        if self.mode == super::Mode::Datagram {
+            return false;
+        }
+        let mut all = self.connections.iter();
+        let usable = all.find(|(_, c)| c.peer == key && c.is_open && c.duplex.is_some());
+        let Some((id, mtu)) = usable.and_then(|(id, c)| Some((*id, c.duplex?))) else {
+            return false;
+        };
+        match self.peers.get(&key).map(|peer| &peer.state) {
+            Some(State::Connecting(other) | State::Up(other)) if *other != id => return false,
+            None => return false,
+            _ => {}
+        }
+        self.open(id, mtu.min(super::MAX_MTU as usize));
+        true
+    }
+
+    fn rejected(&mut self, now: Instant, id: ConnectionId, rej: &Rej) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let (key, is_own, dialect) = (connection.peer, connection.is_own, connection.dialect);
+        if !is_own {
+            self.counters.timed_out += 1;
+            return self.ended(id);
+        }
+        self.counters.rejected += 1;
+        if !self.is_state_of(key, id) {
+            return;
+        }
+        match rej.reason {
+            RejectReason::INVALID_SERVICE_ID if dialect == Dialect::Any => {
+                if let Some(peer) = self.peers.get_mut(&key) {
+                    peer.dialect = Dialect::Rfc;
+                }
+                self.ask(now, key, Dialect::Rfc);
+            }
+            // Its own request crossed this one and stands: packets go by that connection as soon as it is open.
+            RejectReason::CONSUMER_DEFINED if self.await_duplex(key) => {}
+            // It had a connection of this queue pair's number, and has dropped it.
+            RejectReason::STALE_CONN if self.is_first_failure(key) => self.ask(now, key, dialect),
+            reason => {
+                if reason == RejectReason::INVALID_SERVICE_ID
+                    && let Some(peer) = self.peers.get_mut(&key)
+                {
+                    peer.dialect = Dialect::Any;
+                }
+                self.hold(now, key, format!("refused: {reason}"));
+            }
+        }
+    }
+
+    /// Counts a failure; true for the first of a row.
+    fn is_first_failure(&mut self, key: PeerKey) -> bool {
+        self.peers.get_mut(&key).is_some_and(|peer| {
+            peer.failures += 1;
+            peer.failures == 1
+        })
+    }
+
+    /// Uses the peer's connection for both directions, now or when it is open; false if there is none.
+    fn await_duplex(&mut self, key: PeerKey) -> bool {
+        let mut all = self.connections.iter();
+        let coming = all.find(|(_, c)| c.peer == key && c.duplex.is_some() && !c.is_closing);
+        let Some(id) = coming.map(|(id, _)| *id) else {
+            return false;
+        };
+        self.rest(key, State::Connecting(id));
+        self.adopt(key);
+        true
+    }
+
+    /// Is `id` the connection that the peer's packets go by, or are to?
+    fn is_state_of(&self, key: PeerKey, id: ConnectionId) -> bool {
+        let peer = self.peers.get(&key);
+        peer.and_then(super::Peer::connection) == Some(id)
+    }
+
+    /// The connection could not be opened, or broke.
+    fn failed(&mut self, now: Instant, id: ConnectionId, why: String) {
+        let Some(key) = self.mark_closed(id) else {
+            return;
+        };
+        if self.is_state_of(key, id) {
+            self.hold(now, key, why);
+        }
+    }
+
+    /// The peer ended it.
+    fn ended(&mut self, id: ConnectionId) {
+        let Some(key) = self.mark_closed(id) else {
+            return;
+        };
+        if self.is_state_of(key, id) {
+            self.rest(key, State::Idle);
+        }
+    }
+
+    /// Nothing goes by it any more, whatever the CM still has to do.
+    fn mark_closed(&mut self, id: ConnectionId) -> Option<PeerKey> {
+        let connection = self.connections.get_mut(&id)?;
+        connection.is_open = false;
+        // From any state but Reset, in which it never is here.
+        let _ = connection.qp.modify(QpModify::Error);
+        Some(connection.peer)
+    }
+}

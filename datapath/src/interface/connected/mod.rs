@@ -1,0 +1,575 @@
+//! Connected mode (RFC 4755): which peers have connections, and what waits for them.
+//!
+//! As Linux does, each side sends by the connection that it asked for, and takes whatever comes by those that others asked for. A
+//! connection that was asked for by the RFC's service ID carries both directions: for such peers the RFC's rule for crossing requests holds
+//! too (section 3.3).
+//!
+//! [`Connections`] is part of the interface's control: it is fed the neighbours' entries, CM messages, events of queue pairs, and time. Each
+//! peer has a [`Lane`] that tells the data path how its packets go.
+
+pub(crate) mod lane;
+
+mod age;
+mod config;
+mod events;
+mod handler;
+mod messages;
+mod peer;
+
+pub(crate) use config::MAX_MTU;
+pub use config::{ConnectedConfig, Dialect, Mode};
+
+use crate::plane::Plane;
+use arp::{Resolved, Source};
+use fastrand::Rng;
+use handler::Handler;
+use lane::{Lane, PeerKey, Way};
+use mad::{Cm, CmConfig, CmOutput, ConnectionId};
+use peer::{Peer, State};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use verbs::{
+    ConnectedInit, ConnectedQueuePair, InitAttributes, MadReceived, MadSend, Port, QpModify,
+    VerbsError,
+};
+use wire::ipoib::{ENCAP_LEN, LinkAddress};
+use wire::{Guid, Lid, MtuCode, PKey, Psn};
+
+/// Who this side is while the interface is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Local {
+    /// With the UD queue pair.
+    pub(super) address: LinkAddress,
+    pub(super) lid: Lid,
+    pub(super) lmc: u8,
+    pub(super) p_key: PKey,
+    pub(super) pkey_index: u16,
+    /// Largest packet of the port.
+    pub(super) max_mtu: MtuCode,
+}
+
+/// To be carried out in order.
+pub(super) enum Output {
+    /// A CM message.
+    Send(MadSend),
+    /// Packets that waited: to be sent anew, each as its peer's lane says now.
+    Again(Vec<Vec<u8>>),
+}
+
+/// What became of connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    /// Own requests that led to a connection.
+    pub(super) opened: u64,
+    /// Requests of peers that led to one.
+    pub(super) accepted: u64,
+    /// Requests of peers refused.
+    pub(super) refused: u64,
+    /// Own requests that peers refused.
+    pub(super) rejected: u64,
+    /// Own requests that were not answered, and answers that were not confirmed.
+    pub(super) timed_out: u64,
+    /// Connections that their peers ended.
+    pub(super) disconnected: u64,
+    /// Connections whose queue pair failed.
+    pub(super) failed: u64,
+    /// Connections closed as nothing used them.
+    pub(super) closed_idle: u64,
+    /// Connections closed to make room: the longest unused.
+    pub(super) closed_for_room: u64,
+    /// Connections that could not be had as all others were in use.
+    pub(super) no_room: u64,
+    /// Packets dropped as too many waited for a connection.
+    pub(super) dropped_queue_full: u64,
+    /// Packets dropped as the interface went down while they waited.
+    pub(super) dropped_link_down: u64,
+}
+
+/// One connection, from its request until the CM releases it.
+struct Connection {
+    peer: PeerKey,
+    /// This side asked for it.
+    is_own: bool,
+    /// Set for one of a peer's that this side may send by, too: the longest IP packet, bytes.
+    duplex: Option<usize>,
+    serial: u64,
+    qp: Arc<dyn ConnectedQueuePair>,
+    psn: Psn,
+    dialect: Dialect,
+    /// It carries, or may carry, packets.
+    is_open: bool,
+    /// It ended, or is being ended.
+    is_closing: bool,
+    /// Messages both ways when last looked at, and when that changed.
+    messages: u64,
+    used: Instant,
+}
+
+/// See the module.
+pub(super) struct Connections {
+    config: ConnectedConfig,
+    mode: Mode,
+    port: Arc<dyn Port>,
+    plane: Arc<Plane>,
+    cm: Cm,
+    local: Option<Local>,
+    peers: BTreeMap<PeerKey, Peer>,
+    /// Whose address is which peer's.
+    addresses: BTreeMap<IpAddr, PeerKey>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    queued_bytes: usize,
+    next_serial: u64,
+    rng: Rng,
+    look_at: Option<Instant>,
+    outputs: VecDeque<Output>,
+    counters: Counters,
+}
+
+impl Connections {
+    pub(super) fn new(
+        config: ConnectedConfig,
+        mode: Mode,
+        port: Arc<dyn Port>,
+        plane: Arc<Plane>,
+        node_guid: Guid,
+        tid_high: u32,
+        seed: u64,
+    ) -> Self {
+        let cm = CmConfig {
+            response_timeout: config.cm_timeout,
+            max_retries: config.cm_retries,
+            // Those that rest after their end count there too.
+            max_connections: 2 * config.max_connections,
+            ..CmConfig::new(node_guid, tid_high)
+        };
+        Connections {
+            config,
+            mode,
+            port,
+            plane,
+            cm: Cm::new(cm, seed),
+            local: None,
+            peers: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            queued_bytes: 0,
+            next_serial: 0,
+            rng: Rng::with_seed(!seed),
+            look_at: None,
+            outputs: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Largest IP packet of the device, bytes, where the group's allows `group`.
+    pub(super) fn device_mtu(&self, group: u32) -> u32 {
+        match self.mode {
+            Mode::Datagram => group,
+            Mode::Connected => group.max(self.config.receive_mtu),
+        }
+    }
+
+    /// Flags of the own link address: what the interface accepts, whichever mode it is in, as Linux has it.
+    pub(super) fn flags(&self) -> u8 {
+        match self.config.offer {
+            true => LinkAddress::FLAG_RC,
+            false => 0,
+        }
+    }
+
+    pub(super) fn set_mode(&mut self, now: Instant, mode: Mode) {
+        if std::mem::replace(&mut self.mode, mode) == mode {
+            return;
+        }
+        let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
+        for key in keys {
+            if let Some(id) = self.peers.get(&key).and_then(Peer::connection) {
+                self.close(now, id);
+            }
+            self.rest(key, State::Idle);
+        }
+        self.pump(now);
+    }
+
+    /// The interface is up, or somebody else than before.
+    pub(super) fn link_up(&mut self, now: Instant, local: Local) {
+        if self.local == Some(local) {
+            return;
+        }
+        self.link_down(now);
+        self.local = Some(local);
+        if self.config.offer {
+            let qpn = local.address.qpn;
+            self.cm.listen(messages::service_id(Dialect::Rfc, qpn));
+            if self.config.dialect == Dialect::Any {
+                self.cm.listen(messages::service_id(Dialect::Any, qpn));
+            }
+        }
+        let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
+        for key in keys {
+            self.rest(key, State::Idle);
+        }
+    }
+
+    /// Nothing can be sent, or not by what there is now: all connections end. Peers stay known.
+    pub(super) fn link_down(&mut self, now: Instant) {
+        let Some(local) = self.local.take() else {
+            return;
+        };
+        for dialect in [Dialect::Any, Dialect::Rfc] {
+            self.cm
+                .unlisten(messages::service_id(dialect, local.address.qpn));
+        }
+        let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in all {
+            self.close(now, id);
+        }
+        let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
+        for key in keys {
+            let dropped = self.take_queue(key).len() as u64;
+            self.counters.dropped_link_down += dropped;
+            self.rest(key, State::Idle);
+        }
+        self.pump(now);
+    }
+
+    /// The neighbour `ip` is where `entry` says. `None`: it takes no connections.
+    pub(super) fn attach(
+        &mut self,
+        now: Instant,
+        ip: IpAddr,
+        entry: &Resolved,
+    ) -> Option<Arc<Lane>> {
+        let key = (entry.address.gid, entry.address.qpn);
+        let wanted = self.config.offer && entry.address.accepts_rc();
+        if self.addresses.get(&ip).is_some_and(|old| *old != key) || !wanted {
+            self.detach(now, ip);
+        }
+        if !wanted {
+            return None;
+        }
+        self.addresses.insert(ip, key);
+        let mode = self.mode;
+        let peer = self
+            .peers
+            .entry(key)
+            .or_insert_with(|| Peer::new(key, entry.path, mode));
+        peer.addresses.insert(ip);
+        if peer.path != entry.path {
+            peer.path = entry.path;
+            // Its queue pair would go on sending along the old one.
+            if let Some(id) = peer.connection() {
+                self.close(now, id);
+                self.rest(key, State::Idle);
+            }
+        }
+        self.pump(now);
+        self.peers.get(&key).map(|peer| peer.lane.clone())
+    }
+
+    /// Nobody knows any more where `ip` is.
+    pub(super) fn detach(&mut self, now: Instant, ip: IpAddr) {
+        let Some(key) = self.addresses.remove(&ip) else {
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(&key) else {
+            return;
+        };
+        peer.addresses.remove(&ip);
+        if peer.addresses.is_empty() {
+            if let Some(id) = peer.connection() {
+                self.close(now, id);
+            }
+            let packets = self.take_queue(key);
+            if let Some(peer) = self.peers.remove(&key) {
+                peer.lane.set(Way::Datagram, false);
+            }
+            self.again(packets);
+        }
+        self.pump(now);
+    }
+
+    /// A packet for this peer, if that is known: the first of a while.
+    pub(super) fn used(&mut self, now: Instant, ip: IpAddr) {
+        if let Some(key) = self.addresses.get(&ip).copied() {
+            self.want(now, key);
+            self.pump(now);
+        }
+    }
+
+    /// A packet (from the encapsulation header on) too long for a datagram, while the peer's lane says [`Way::Waiting`].
+    pub(super) fn send(&mut self, now: Instant, key: PeerKey, packet: Vec<u8>) {
+        let (max_packets, max_bytes) = (self.config.queue_packets, self.config.total_queue_bytes);
+        let Some(peer) = self.peers.get_mut(&key) else {
+            self.counters.dropped_queue_full += 1;
+            return;
+        };
+        if peer.queue.len() >= max_packets
+            && let Some(oldest) = peer.queue.pop_front()
+        {
+            self.queued_bytes -= oldest.len();
+            self.counters.dropped_queue_full += 1;
+        }
+        if self.queued_bytes + packet.len() > max_bytes {
+            self.counters.dropped_queue_full += 1;
+        } else {
+            self.queued_bytes += packet.len();
+            peer.queue.push_back(packet);
+        }
+        self.want(now, key);
+        self.pump(now);
+    }
+
+    /// A CM message.
+    pub(super) fn handle_mad(&mut self, now: Instant, mad: &MadReceived) {
+        self.cm.handle(now, mad);
+        self.pump(now);
+    }
+
+    pub(super) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let held = self.peers.values().filter_map(Peer::held_until);
+        held.chain(self.cm.poll_timeout()).chain(self.look_at).min()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.cm.handle_timeout(now);
+        let due = |peer: &Peer| peer.held_until().is_some_and(|until| until <= now);
+        let over = self.peers.iter().filter(|(_, peer)| due(peer));
+        let over: Vec<PeerKey> = over.map(|(key, _)| *key).collect();
+        for key in over {
+            self.rest(key, State::Idle);
+        }
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.look(now);
+        }
+        self.pump(now);
+    }
+
+    /// Sees to it that the peer gets a connection, unless one is not to be tried now.
+    fn want(&mut self, now: Instant, key: PeerKey) {
+        let Some(peer) = self.peers.get(&key) else {
+            return;
+        };
+        if !matches!(peer.state, State::Idle) || self.mode == Mode::Datagram || self.local.is_none()
+        {
+            return;
+        }
+        let dialect = match self.config.dialect {
+            Dialect::Any => peer.dialect,
+            Dialect::Rfc => Dialect::Rfc,
+        };
+        if !self.adopt(key) {
+            self.ask(now, key, dialect);
+        }
+    }
+
+    /// Sends a request.
+    fn ask(&mut self, now: Instant, key: PeerKey, dialect: Dialect) {
+        let (Some(local), Some(peer)) = (self.local, self.peers.get(&key)) else {
+            return;
+        };
+        let path = peer.path;
+        if !self.make_room(now) {
+            return self.hold(now, key, "all connections are in use".into());
+        }
+        let source = Source {
+            lid: path.dlid,
+            qpn: key.1,
+            gid: Some(key.0),
+            multicast: false,
+        };
+        let (serial, qp) = match self.queue_pair(&local, source) {
+            Ok(made) => made,
+            Err(error) => return self.hold(now, key, error.to_string()),
+        };
+        let psn = Psn::new(self.rng.u32(..));
+        let req = messages::req(&local, &self.config, &path, key, dialect, qp.qpn(), psn);
+        let to = messages::cm_address(&local, &path, key);
+        match self.cm.connect(now, to, req) {
+            Ok(id) => {
+                let connection = Connection {
+                    peer: key,
+                    is_own: true,
+                    duplex: None,
+                    serial,
+                    qp,
+                    psn,
+                    dialect,
+                    is_open: false,
+                    is_closing: false,
+                    messages: 0,
+                    used: now,
+                };
+                self.connections.insert(id, connection);
+                self.look_at.get_or_insert(now + self.look_every());
+                self.rest(key, State::Connecting(id));
+            }
+            Err(error) => self.hold(now, key, error.to_string()),
+        }
+    }
+
+    /// A queue pair in Init.
+    fn queue_pair(
+        &mut self,
+        local: &Local,
+        source: Source,
+    ) -> Result<(u64, Arc<dyn ConnectedQueuePair>), VerbsError> {
+        self.next_serial += 1;
+        let serial = self.next_serial;
+        let handler = Handler {
+            serial,
+            source,
+            plane: self.plane.clone(),
+        };
+        let init = ConnectedInit {
+            max_message: self.config.receive_mtu + ENCAP_LEN as u32,
+            ..ConnectedInit::default()
+        };
+        let qp = self.port.create_connected_qp(init, Arc::new(handler))?;
+        qp.modify(QpModify::Init(InitAttributes {
+            pkey_index: local.pkey_index,
+            ..InitAttributes::default()
+        }))?;
+        Ok((serial, qp))
+    }
+
+    /// Ends a connection that may be in any state. Its peer's state is the caller's.
+    fn close(&mut self, now: Instant, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if !std::mem::replace(&mut connection.is_closing, true) {
+            connection.is_open = false;
+            // From any state but Reset, in which it never is here.
+            let _ = connection.qp.modify(QpModify::Error);
+            // It may have ended already; then it is released soon.
+            let _ = self.cm.disconnect(now, id);
+        }
+    }
+
+    /// The peer is in this state from now on, and its lane shows it.
+    fn rest(&mut self, key: PeerKey, state: State) {
+        let connected = self.mode == Mode::Connected;
+        let Some(peer) = self.peers.get_mut(&key) else {
+            return;
+        };
+        peer.state = state;
+        match peer.state {
+            State::Idle if connected && self.local.is_some() => peer.lane.set(Way::Waiting, true),
+            State::Connecting(_) => peer.lane.set(Way::Waiting, false),
+            // Whoever enters it sets the lane.
+            State::Up(_) => return,
+            State::Idle | State::Held { .. } => peer.lane.set(Way::Datagram, false),
+        }
+        // What waited for a connection that will not be: each gets its answer.
+        if !matches!(peer.state, State::Connecting(_)) {
+            let packets = self.take_queue(key);
+            self.again(packets);
+        }
+    }
+
+    /// No connection for a while, as one could not be had or failed.
+    fn hold(&mut self, now: Instant, key: PeerKey, why: String) {
+        let Some(peer) = self.peers.get_mut(&key) else {
+            return;
+        };
+        let doubled = 1u32
+            .checked_shl(peer.failures)
+            .filter(|_| peer.failures < 16);
+        let wait = doubled.map_or(self.config.hold_down_max, |n| {
+            (self.config.hold_down_min * n).min(self.config.hold_down_max)
+        });
+        peer.failures = peer.failures.saturating_add(1);
+        tracing::debug!(peer = %key.0, qpn = %key.1, %why, "no connection for now");
+        let until = now + wait;
+        self.rest(key, State::Held { until, why });
+    }
+
+    /// The peer's packets go by this connection from now on.
+    fn open(&mut self, id: ConnectionId, mtu: usize) {
+        let Some(connection) = self.connections.get(&id) else {
+            return;
+        };
+        let key = connection.peer;
+        let Some(peer) = self.peers.get_mut(&key) else {
+            return;
+        };
+        peer.state = State::Up(id);
+        let qp = connection.qp.clone();
+        peer.lane.set(Way::Connected { qp, mtu }, false);
+        let packets = self.take_queue(key);
+        self.again(packets);
+    }
+
+    fn take_queue(&mut self, key: PeerKey) -> Vec<Vec<u8>> {
+        let Some(peer) = self.peers.get_mut(&key) else {
+            return Vec::new();
+        };
+        let packets: Vec<Vec<u8>> = std::mem::take(&mut peer.queue).into();
+        self.queued_bytes -= packets.iter().map(Vec::len).sum::<usize>();
+        packets
+    }
+
+    fn again(&mut self, packets: Vec<Vec<u8>>) {
+        if !packets.is_empty() {
+            self.outputs.push_back(Output::Again(packets));
+        }
+    }
+
+    /// Carries out what the CM wants.
+    fn pump(&mut self, now: Instant) {
+        while let Some(output) = self.cm.poll_output() {
+            match output {
+                CmOutput::Send(mad) => self.outputs.push_back(Output::Send(mad)),
+                CmOutput::Event(event) => self.cm_event(now, event),
+            }
+        }
+    }
+
+    /// How the peer at `ip` is connected, in words; `None` where it takes no connections or none are wanted. And how many packets wait.
+    pub(super) fn describe(&self, now: Instant, ip: IpAddr) -> Option<(String, usize)> {
+        let peer = self.peers.get(self.addresses.get(&ip)?)?;
+        let words = match &peer.state {
+            State::Idle if self.mode == Mode::Datagram => return None,
+            State::Idle => "idle".into(),
+            State::Connecting(_) => "connecting".into(),
+            State::Up(_) => "connected".into(),
+            State::Held { until, why } => {
+                let left = until.saturating_duration_since(now).as_secs_f64().ceil();
+                format!("none: {why}; next attempt in {left} s")
+            }
+        };
+        Some((words, peer.queue.len()))
+    }
+
+    /// Connections open now: own ones, those of peers; and those that are being opened or closed.
+    pub(super) fn count(&self) -> [u64; 3] {
+        self.connections.values().fold([0; 3], |mut n, c| {
+            let kind = match (c.is_open, c.is_own) {
+                (true, true) => 0,
+                (true, false) => 1,
+                (false, _) => 2,
+            };
+            n[kind] += 1;
+            n
+        })
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub(super) fn cm_counters(&self) -> mad::CmCounters {
+        *self.cm.counters()
+    }
+}

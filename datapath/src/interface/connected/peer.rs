@@ -1,0 +1,75 @@
+//! One peer that takes connections.
+
+use super::Mode;
+use super::config::Dialect;
+use super::lane::{Lane, PeerKey, Way};
+use arp::Path;
+use mad::ConnectionId;
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where the connection that this side sends by stands.
+#[derive(Debug)]
+pub(super) enum State {
+    /// There is none; the next packet asks for one.
+    Idle,
+    /// Asked for, or being opened by the peer.
+    Connecting(ConnectionId),
+    /// In use.
+    Up(ConnectionId),
+    /// None could be had.
+    Held {
+        /// Then the next packet asks again.
+        until: Instant,
+        /// In words.
+        why: String,
+    },
+}
+
+pub(super) struct Peer {
+    pub(super) path: Path,
+    /// Neighbours at this link address.
+    pub(super) addresses: BTreeSet<IpAddr>,
+    pub(super) lane: Arc<Lane>,
+    pub(super) state: State,
+    /// What waits for the connection, from the encapsulation header on.
+    pub(super) queue: VecDeque<Vec<u8>>,
+    /// In a row.
+    pub(super) failures: u32,
+    /// Which service ID it is asked by.
+    pub(super) dialect: Dialect,
+}
+
+impl Peer {
+    pub(super) fn new(key: PeerKey, path: Path, mode: Mode) -> Self {
+        let (way, ask) = match mode {
+            Mode::Connected => (Way::Waiting, true),
+            Mode::Datagram => (Way::Datagram, false),
+        };
+        Peer {
+            path,
+            addresses: BTreeSet::new(),
+            lane: Lane::new(key, way, ask),
+            state: State::Idle,
+            queue: VecDeque::new(),
+            failures: 0,
+            dialect: Dialect::Any,
+        }
+    }
+
+    pub(super) fn connection(&self) -> Option<ConnectionId> {
+        match self.state {
+            State::Connecting(id) | State::Up(id) => Some(id),
+            State::Idle | State::Held { .. } => None,
+        }
+    }
+
+    pub(super) fn held_until(&self) -> Option<Instant> {
+        match self.state {
+            State::Held { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+}
