@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use datapath::Mode;
 use fabric::link::udp::Cidr;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
@@ -31,6 +32,8 @@ pub enum Command {
     Up(Up),
     /// Look into a running interface or fabric
     Show(Show),
+    /// Change a setting of a running interface
+    Set(Set),
     /// Write what crosses the link of a running interface or fabric into a file that Wireshark opens
     Capture(Capture),
     /// Print the frames of a capture file, a line each, and check that each is understood to the last bit
@@ -54,6 +57,9 @@ pub struct Demo {
     /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
+    /// How the hosts send to each other: datagram or connected
+    #[arg(long, default_value_t)]
+    pub mode: Mode,
     /// Use smoltcp stacks inside the process even where network namespaces are to be had
     #[arg(long)]
     pub in_process: bool,
@@ -142,9 +148,21 @@ pub struct Up {
     /// Partition, such as 0x8001
     #[arg(long, value_name = "P_KEY", value_parser = parse_pkey)]
     pub pkey: Option<PKey>,
-    /// Largest IP packet, bytes; never more than the partition's broadcast group allows
+    /// Largest IP packet, bytes; never more than the partition's broadcast group allows, or 65520 in connected mode
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(72..=65520))]
     pub mtu: Option<u32>,
+    /// How unicast packets go: datagram, or connected (over reliable connections to the neighbours that take them, RFC 4755)
+    #[arg(long)]
+    pub mode: Option<Mode>,
+    /// Neither accept nor offer connections, like a kernel without connected mode
+    #[arg(long, conflicts_with = "mode")]
+    pub no_connections: bool,
+    /// How often a packet of a connection is sent again without progress before the connection is given up
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub retry_count: Option<u8>,
+    /// The same where the receiver was not ready; 7: for ever
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub rnr_retry: Option<u8>,
     /// Width and speed of the port, from 1xSDR to 12xXDR; 4xEDR if nothing is said
     #[arg(long, value_name = "RATE")]
     pub link_rate: Option<LinkRate>,
@@ -165,6 +183,30 @@ pub struct Target {
     /// Path of its control socket
     #[arg(long, value_name = "PATH", conflicts_with = "on")]
     pub control: Option<PathBuf>,
+}
+
+/// `ipoib set`
+#[derive(Debug, Args)]
+pub struct Set {
+    /// The interface, as `ipoib show` lists it
+    pub name: Option<String>,
+    /// Path of its control socket
+    #[arg(long, value_name = "PATH", conflicts_with = "name")]
+    pub control: Option<PathBuf>,
+    /// What to change
+    #[command(subcommand)]
+    pub what: SetWhat,
+}
+
+/// What to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SetWhat {
+    /// How unicast packets go
+    Mode {
+        /// datagram or connected
+        mode: Mode,
+    },
 }
 
 /// `ipoib show`

@@ -1,16 +1,19 @@
 //! Configuration files (TOML). Options of the command line go before them.
 
 use crate::cli::{InterfaceAddress, UdpUrl, parse_guid, parse_pkey, parse_qpn};
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use datapath::{ConnectedConfig, Dialect, Mode};
 use fabric::link::udp::Cidr;
 use fabric::sm::{
     GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who, partitions,
 };
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use verbs::AckTimeout;
 use wire::{Guid, LinkRate, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
 
 /// `ipoib up --config`.
@@ -39,6 +42,79 @@ pub struct UpFile {
     /// As `--link-rate`.
     #[serde(deserialize_with = "optional")]
     pub link_rate: Option<LinkRate>,
+    /// As `--mode`.
+    pub mode: Option<Mode>,
+    /// Settings of connections.
+    pub connected: ConnectedFile,
+}
+
+/// Settings of connections; see [`ConnectedConfig`], which has the defaults.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ConnectedFile {
+    /// False: as `--no-connections`.
+    pub offer: Option<bool>,
+    /// True: the service IDs of RFC 4755 alone, which Linux does not understand.
+    pub rfc_only: bool,
+    /// As `--retry-count`.
+    pub retry_count: Option<u8>,
+    /// As `--rnr-retry`.
+    pub rnr_retry: Option<u8>,
+    /// How long to wait for an acknowledgement: 4.096 us * 2^n, n from 1 to 31.
+    pub ack_timeout: Option<u8>,
+    /// Connections at once.
+    pub max_connections: Option<usize>,
+    /// Seconds after which an unused connection is closed.
+    pub idle: Option<u64>,
+}
+
+impl ConnectedFile {
+    /// The settings, with the defaults for those that are not given.
+    ///
+    /// # Errors
+    /// A value that cannot be.
+    pub fn settings(&self) -> anyhow::Result<ConnectedConfig> {
+        let defaults = ConnectedConfig::default();
+        let bounded = |name: &str, value: Option<u8>, range: RangeInclusive<u8>, default| {
+            let value = value.unwrap_or(default);
+            ensure!(
+                range.contains(&value),
+                "connected.{name} = {value}: it must be from {} to {}",
+                range.start(),
+                range.end()
+            );
+            Ok(value)
+        };
+        let max_connections = self.max_connections.unwrap_or(defaults.max_connections);
+        ensure!(
+            (1..=65_536).contains(&max_connections),
+            "connected.max_connections = {max_connections}: it must be from 1 to 65536"
+        );
+        let idle = self.idle.unwrap_or(defaults.idle.as_secs());
+        ensure!(
+            (1..=86_400).contains(&idle),
+            "connected.idle = {idle}: it must be from 1 to 86400 seconds"
+        );
+        Ok(ConnectedConfig {
+            offer: self.offer.unwrap_or(defaults.offer),
+            dialect: if self.rfc_only {
+                Dialect::Rfc
+            } else {
+                Dialect::Any
+            },
+            retry_count: bounded("retry_count", self.retry_count, 0..=7, defaults.retry_count)?,
+            rnr_retry: bounded("rnr_retry", self.rnr_retry, 0..=7, defaults.rnr_retry)?,
+            ack_timeout: AckTimeout(bounded(
+                "ack_timeout",
+                self.ack_timeout,
+                1..=31,
+                defaults.ack_timeout.0,
+            )?),
+            max_connections,
+            idle: Duration::from_secs(idle),
+            ..defaults
+        })
+    }
 }
 
 /// `ipoib fabric --config`.

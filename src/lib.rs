@@ -15,6 +15,7 @@ pub mod opensm;
 pub mod ping;
 pub mod resolve;
 pub mod run;
+pub mod set;
 pub mod show;
 pub mod signals;
 pub mod stack;

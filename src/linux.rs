@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// A TUN device may be given any MTU by its administrator; longer packets than this are counted and dropped.
-const MAX_PACKET: usize = 16 << 10;
+/// A TUN device may be given any MTU by its administrator, up to this: the longest IP packet.
+const MAX_PACKET: usize = 65_535;
 
 /// The device's settings and routes, by netlink.
 struct LinuxHost(HostLink);

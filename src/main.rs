@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Fabric(args) => ipoib::fabric_command::run(args),
         Command::Up(args) => ipoib::up::run(args),
         Command::Show(args) => ipoib::show::run(&args),
+        Command::Set(args) => ipoib::set::run(&args),
         Command::Capture(args) => ipoib::capture::run(&args),
         Command::Decode(args) => ipoib::decode::run(&args),
         Command::Resolve(args) => ipoib::resolve::run(&args),

@@ -36,6 +36,7 @@ fn render(asked: &str, answer: &Value) -> String {
         ("LID", lid(answer, "lid")),
         ("SL", text(answer, "sl")),
         ("MTU", text(answer, "mtu")),
+        ("connection", text(answer, "connection")),
         ("rate", text(answer, "rate")),
     ]);
     format!("{}\n{lines}", clean(asked))

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 const QUEUE: usize = 1024;
 /// MTU until the broadcast group tells another, bytes: that of most subnets.
 const FIRST_MTU: u32 = 2044;
-/// Longest packet that the stack may be told to send, bytes: the largest IB MTU less the encapsulation.
-const MAX_PACKET: usize = 4092;
+/// Longest packet that the stack may be told to send, bytes: that of connected mode.
+const MAX_PACKET: usize = 65_520;
 /// The most addresses of a stack, the link-local one not counted (smoltcp's `iface-max-addr-count`).
 const MAX_ADDRESSES: usize = 3;
 

@@ -1,6 +1,6 @@
 //! `ipoib up`: one host with its interface.
 
-use crate::cli::{InterfaceAddress, ShowWhat, UdpUrl, Up};
+use crate::cli::{InterfaceAddress, SetWhat, ShowWhat, UdpUrl, Up};
 use crate::config::{self, UpFile};
 use crate::control::{self, Handler};
 use crate::linux::LinuxNode;
@@ -11,7 +11,7 @@ use crate::signals::Signals;
 use anyhow::{Context, bail};
 use crossbeam_channel::{bounded, select, tick};
 use datapath::host::NetnsRef;
-use datapath::{Interface, InterfaceConfig};
+use datapath::{ConnectedConfig, Interface, InterfaceConfig, Mode};
 use fabric::hca::Hca;
 use fabric::link::capture::Tap;
 use fabric::link::udp::{UdpCounters, UdpLink};
@@ -60,6 +60,19 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
             mtu.unwrap_or_default()
         );
     }
+    let mode = args.mode.or(file.mode).unwrap_or_default();
+    let settings = file.connected.settings()?;
+    let connected = ConnectedConfig {
+        offer: settings.offer && !args.no_connections,
+        retry_count: args.retry_count.unwrap_or(settings.retry_count),
+        rnr_retry: args.rnr_retry.unwrap_or(settings.rnr_retry),
+        ..settings
+    };
+    if mode == Mode::Connected && !connected.offer {
+        bail!(
+            "connected mode is not possible without connections (--no-connections, or `connected.offer = false`)"
+        );
+    }
     let instance = match &netns {
         Some(netns) => format!(
             "{}@{}",
@@ -80,6 +93,8 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
             p_key: args.pkey.or(file.pkey),
             qpn: args.qpn.or(file.qpn),
             mtu,
+            mode,
+            connected,
             ..InterfaceConfig::default()
         },
         max_packet: 0,
@@ -216,6 +231,15 @@ impl Handler for Asked {
         match result.recv_timeout(RESOLVE) {
             Ok(result) => result.map(|neighbour| json!(neighbour)),
             Err(_) => Err(format!("{ip}: no answer in {} s", RESOLVE.as_secs())),
+        }
+    }
+
+    fn set(&self, what: SetWhat) -> Result<Value, String> {
+        match what {
+            SetWhat::Mode { mode } => {
+                self.ask(move |interface, now| interface.set_mode(now, mode))??;
+                Ok(json!({ "mode": mode }))
+            }
         }
     }
 

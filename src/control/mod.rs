@@ -12,7 +12,7 @@ mod tests;
 pub use client::{Answer, Instance, ask, find, open, running};
 pub use server::{Handler, Server};
 
-use crate::cli::{FaultWhat, ShowWhat};
+use crate::cli::{FaultWhat, SetWhat, ShowWhat};
 use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags, fstat, open as open_file};
 use rustix::process::geteuid;
@@ -35,6 +35,8 @@ pub enum Request {
     Umad,
     /// A fault of a fabric.
     Fault(FaultWhat),
+    /// A setting of an interface.
+    Set(SetWhat),
     /// What passes the link, from now on.
     Capture {
         /// Frames after which it ends.

@@ -1,7 +1,7 @@
 //! The side of the running program.
 
 use super::{Captured, Request, Response};
-use crate::cli::{FaultWhat, ShowWhat};
+use crate::cli::{FaultWhat, SetWhat, ShowWhat};
 use crate::opensm::Umad;
 use crossbeam_channel::RecvTimeoutError;
 use fabric::link::capture::Tap;
@@ -59,6 +59,13 @@ pub trait Handler: Send + Sync {
     /// In words: why not.
     fn fault(&self, _what: FaultWhat) -> Result<Value, String> {
         Err("this is an interface; faults are those of a fabric".into())
+    }
+    /// Changes a setting.
+    ///
+    /// # Errors
+    /// In words: why not.
+    fn set(&self, _what: SetWhat) -> Result<Value, String> {
+        Err("this is a fabric; settings are those of an interface".into())
     }
     /// Where packets can be captured, if they can.
     fn tap(&self) -> Option<Arc<Tap>>;
@@ -258,6 +265,7 @@ fn serve(shared: &Shared, stream: &mut UnixStream) -> io::Result<()> {
             Err(error) => Err(error),
         },
         Ok(Request::Fault(what)) => shared.handler.fault(what),
+        Ok(Request::Set(what)) => shared.handler.set(what),
         Ok(Request::Captured) => Ok(serde_json::to_value(*shared.captures.last.lock())?),
         Ok(Request::Capture { count }) => match shared.handler.tap() {
             Some(tap) => return capture(&shared.captures, &tap, count, stream),

@@ -108,6 +108,7 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
             description: format!("ipoib demo h{k}"),
             interface: InterfaceConfig {
                 name: "ib0".into(),
+                mode: args.mode,
                 ..InterfaceConfig::default()
             },
             max_packet: 0,
@@ -147,6 +148,7 @@ pub fn run(args: Demo) -> anyhow::Result<ExitCode> {
         } else {
             "network namespaces"
         },
+        mode: args.mode,
         note,
         broadcast_group: broadcast_group(hosts[0].node()),
         hosts: rows,

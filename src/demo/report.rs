@@ -1,5 +1,6 @@
 //! What the demo found, as a table and as JSON.
 
+use datapath::Mode;
 use serde::Serialize;
 use std::fmt;
 use std::net::IpAddr;
@@ -9,6 +10,8 @@ use std::time::Duration;
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub hosts_are: &'static str,
+    /// How they sent to each other.
+    pub mode: Mode,
     /// Why it is not namespaces.
     pub note: Option<String>,
     pub hosts: Vec<HostRow>,
@@ -198,9 +201,14 @@ impl fmt::Display for Report {
             f,
             "\nWhat happened: the subnet manager found the switch and the hosts by directed-route SMPs and gave them LIDs; each host\n\
              joined the broadcast group {}; ARP and IPv6 neighbour discovery asked over\n\
-             multicast for the link address, the SA for the path to its GID; then the packets went as unreliable datagrams from\n\
+             multicast for the link address, the SA for the path to its GID; then the packets went {} from\n\
              queue pair to queue pair. All interfaces were up {:.0} ms after the start.",
-            self.broadcast_group, self.bring_up_ms,
+            self.broadcast_group,
+            match self.mode {
+                Mode::Datagram => "as unreliable datagrams",
+                Mode::Connected => "by reliable connections",
+            },
+            self.bring_up_ms,
         )?;
         for ping in &self.pings {
             if let Some(error) = &ping.error {

@@ -158,6 +158,7 @@ fn link(v: &Value) -> String {
     let head = table::clean(&format!("{}: {}", text(v, "name"), text(v, "state")));
     let rest = lines(&[
         ("addresses", text(v, "addresses")),
+        ("mode", text(v, "mode")),
         ("MTU", mtu),
         ("port", text(v, "port_state")),
         ("LID", lid(v, "lid")),
@@ -182,6 +183,7 @@ fn neighbours(list: &[Value]) -> String {
             ("LID", &|n| lid(n, "lid")),
             ("SL", &|n| text(n, "sl")),
             ("MTU", &|n| text(n, "mtu")),
+            ("CONNECTION", &|n| text(n, "connection")),
             ("RATE", &|n| text(n, "rate")),
             ("SENT", &|n| nonzero(n, "tx_packets")),
             ("BYTES", &|n| nonzero(n, "tx_bytes")),

@@ -11,7 +11,7 @@ mod neighbour;
 mod port;
 pub mod status;
 
-pub use connected::{ConnectedConfig, Dialect, Mode};
+pub use connected::{ConnectedConfig, Dialect, Mode, ParseModeError};
 
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Hop, destination, is_group};

@@ -194,7 +194,7 @@ impl Interface {
             qpn: self.qp.as_ref().map(|qp| qp.qpn().0),
             p_key: self.running.map(|(_, key)| key.to_string()),
             q_key: self.table.identity.as_ref().map(|i| i.q_key.to_string()),
-            mode: self.mode().name().to_owned(),
+            mode: self.mode().to_string(),
             mtu: self.mtu.device,
             group_mtu: self.mtu.group,
             admin_mtu: self.mtu.admin,

@@ -1,10 +1,14 @@
 //! Modes and settings of connections.
 
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 use verbs::AckTimeout;
 
-/// How an interface sends unicast IP packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How an interface sends unicast IP packets. In words as in Linux's `/sys/class/net/ib0/mode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// By unreliable datagrams (RFC 4391). Connections of others are accepted nonetheless (RFC 4755 section 7).
     #[default]
@@ -13,12 +17,28 @@ pub enum Mode {
     Connected,
 }
 
-impl Mode {
-    /// The word for it, as in Linux's `/sys/class/net/ib0/mode`.
-    pub const fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Mode::Datagram => "datagram",
             Mode::Connected => "connected",
+        })
+    }
+}
+
+/// Text that is no mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a mode is `datagram` or `connected`")]
+pub struct ParseModeError;
+
+impl FromStr for Mode {
+    type Err = ParseModeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "datagram" => Ok(Mode::Datagram),
+            "connected" => Ok(Mode::Connected),
+            _ => Err(ParseModeError),
         }
     }
 }

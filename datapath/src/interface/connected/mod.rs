@@ -17,7 +17,7 @@ mod messages;
 mod peer;
 
 pub(crate) use config::MAX_MTU;
-pub use config::{ConnectedConfig, Dialect, Mode};
+pub use config::{ConnectedConfig, Dialect, Mode, ParseModeError};
 
 use crate::plane::Plane;
 use arp::{Resolved, Source};
