@@ -28,6 +28,8 @@ counters! {
         tx_multicast,
         /// IP packets sent by connections.
         tx_connected,
+        /// IP packets sent as fragments: larger than the MTU of their group or, without DF, of their IPv4 neighbour.
+        tx_fragmented,
         /// IP packets received from the fabric and written to the device.
         rx_packets,
         /// Their bytes, without encapsulation.

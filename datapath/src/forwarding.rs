@@ -1,7 +1,7 @@
 //! The forwarding table: what the data path knows. Control builds it, the data path reads an immutable snapshot.
 
 use crate::interface::connected::lane::{Lane, Way};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -53,6 +53,11 @@ impl Destination {
         }
     }
 
+    /// Is it a group, and no neighbour?
+    pub(crate) fn is_group(&self) -> bool {
+        self.qpn == Qpn::MULTICAST
+    }
+
     /// Control wants to hear of the next use.
     pub(crate) fn ask_use(&self) {
         self.report_use.store(true, Relaxed);
@@ -93,6 +98,8 @@ pub(crate) enum Hop {
 pub(crate) struct Forwarding {
     /// `None` while the interface is down.
     pub(crate) identity: Option<Identity>,
+    /// The interface's own addresses.
+    pub(crate) own: Arc<HashSet<IpAddr>>,
     pub(crate) hops: Arc<HashMap<IpAddr, Hop>>,
     pub(crate) neighbours: Arc<HashMap<IpAddr, Arc<Destination>>>,
     /// By MGID, the broadcast group included.

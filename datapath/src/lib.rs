@@ -7,6 +7,7 @@
 
 pub mod counters;
 mod forwarding;
+mod fragment;
 pub mod host;
 mod icmp;
 pub mod interface;

@@ -4,13 +4,14 @@
 
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Identity, Key, destination};
+use crate::fragment;
 use crate::interface::connected::lane::Way;
 use crate::netdev::{HEADROOM, Netdev, PacketBatch};
 use arc_swap::ArcSwap;
 use arp::Source;
 use arrayvec::ArrayVec;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use verbs::{
     ConnectedQueuePair, ConnectedReceive, ConnectedSend, QpEvent, ReceiveHandler, UdReceive, UdSend,
@@ -56,17 +57,21 @@ pub struct Plane {
     /// Called when the host reports a change of its groups.
     reported: OnceLock<Box<dyn Fn() + Send + Sync>>,
     counters: Counters,
+    /// Identification of the next packet that is sent as fragments.
+    fragment_id: AtomicU32,
 }
 
 impl Plane {
     /// A plane that drops everything until control brings it up.
-    pub(crate) fn new(netdev: Arc<dyn Netdev>, control: UpcallSink) -> Self {
+    pub(crate) fn new(netdev: Arc<dyn Netdev>, control: UpcallSink, seed: u64) -> Self {
         Plane {
             table: ArcSwap::from_pointee(Forwarding::default()),
             netdev,
             control,
             reported: OnceLock::new(),
             counters: Counters::default(),
+            // RFC 7739: nobody outside is to guess it.
+            fragment_id: AtomicU32::new(seed as u32),
         }
     }
 
@@ -166,12 +171,6 @@ impl Plane {
                 Some(Way::Connected { qp, mtu }) => Some((qp, *mtu)),
                 _ => None,
             };
-            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
-            if packet.len() > mtu {
-                Counters::bump(&c.tx_drop_too_big);
-                self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), mtu));
-                continue;
-            }
             if to.first_use() {
                 self.upcall(Upcall::Used(key));
             }
@@ -180,6 +179,17 @@ impl Plane {
                 && !self.upcall(Upcall::Connect(ip))
             {
                 lane.ask_again();
+            }
+            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
+            if packet.len() > mtu {
+                // In the order in which they came.
+                identity.qp.post_send(&sends);
+                sends.clear();
+                if !self.send_fragments(&table, to, frame) {
+                    Counters::bump(&c.tx_drop_too_big);
+                    self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), mtu));
+                }
+                continue;
             }
             to.packets.fetch_add(1, Relaxed);
             to.bytes.fetch_add(packet.len() as u64, Relaxed);
@@ -203,6 +213,40 @@ impl Plane {
         Counters::add(&c.tx_packets, packets);
         Counters::add(&c.tx_bytes, bytes);
         Counters::add(&c.tx_multicast, multicast);
+    }
+
+    /// Sends a packet larger than `to` takes, as fragments; false if that is not allowed.
+    pub(crate) fn send_fragments(
+        &self,
+        table: &Forwarding,
+        to: &Destination,
+        frame: &[u8],
+    ) -> bool {
+        let Some(identity) = &table.identity else {
+            return false;
+        };
+        let id = self.fragment_id.fetch_add(1, Relaxed);
+        let Some(frames) = fragment::cut(frame, to, &table.own, id) else {
+            return false;
+        };
+        let sends: Vec<_> = frames
+            .iter()
+            .map(|frame| identity.send(to, frame))
+            .collect();
+        identity.qp.post_send(&sends);
+        let packets = frames.len() as u64;
+        let bytes = frames
+            .iter()
+            .map(|frame| frame.len() - ENCAP_LEN)
+            .sum::<usize>() as u64;
+        to.packets.fetch_add(packets, Relaxed);
+        to.bytes.fetch_add(bytes, Relaxed);
+        let c = &self.counters;
+        Counters::bump(&c.tx_fragmented);
+        Counters::add(&c.tx_packets, packets);
+        Counters::add(&c.tx_bytes, bytes);
+        Counters::add(&c.tx_multicast, packets * u64::from(to.is_group()));
+        true
     }
 
     /// Writes an IP packet that control made (an ICMP error) to the device.

@@ -3,6 +3,7 @@
 use crate::host::{self, Content};
 use crate::sim::{Sim, SmPlace};
 use fabric::sm::SmConfig;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -138,6 +139,59 @@ fn multicast_is_heard_by_members_alone() {
         sim.hosts[0].log.requests + sim.hosts[1].log.requests + sim.hosts[2].log.requests,
         3
     );
+}
+
+#[test]
+fn what_is_larger_than_a_group_takes_arrives_in_fragments() {
+    // Subnet and limited broadcast, all hosts, and groups that the sender must join at the first packet, which waits for that.
+    let groups = [
+        "10.77.255.255",
+        "255.255.255.255",
+        "224.0.0.1",
+        "ff02::1",
+        "239.1.2.3",
+        "ff15::1",
+    ]
+    .map(|group| group.parse::<IpAddr>().expect("literal"));
+    let (mut sim, _) = one_switch(5, 3, |sim| {
+        sim.hosts[1].groups.extend(&groups[4..]);
+        sim.hosts[2].groups.extend(&groups[4..]);
+    });
+    // Announcements are over.
+    sim.run_for(5 * SECOND);
+    let counters = |sim: &Sim, host: usize| -> BTreeMap<&str, u64> {
+        let counters = sim.interface(host).plane().counters().list();
+        counters.into_iter().collect()
+    };
+    for len in [2016, 2017, 10_000, 60_000] {
+        let data: Vec<u8> = (0..len).map(|i: usize| (i ^ i >> 8) as u8).collect();
+        for group in groups {
+            let source = match group {
+                IpAddr::V4(_) => host::v4(0),
+                IpAddr::V6(_) => host::v6(0),
+            };
+            let before = counters(&sim, 0);
+            sim.send(0, source, group, &Content::Datagram(data.clone()), 0);
+            sim.run_for(SECOND);
+            let after = counters(&sim, 0);
+            let grown = |name| after[name] - before[name];
+            let total = len + if source.is_ipv4() { 28 } else { 48 };
+            let per_fragment = if source.is_ipv4() { 2024 } else { 1992 };
+            let fragments = match total {
+                ..=2044 => 1,
+                _ => (len + 8).div_ceil(per_fragment),
+            };
+            let case = format!("{len} bytes to {group}");
+            assert_eq!(grown("tx_fragmented"), u64::from(fragments > 1), "{case}");
+            assert_eq!(grown("tx_packets"), fragments as u64, "{case}");
+            assert_eq!(grown("tx_multicast"), fragments as u64, "{case}");
+            assert_eq!(grown("tx_drop_too_big"), 0, "{case}");
+            for to in [1, 2] {
+                let heard = std::mem::take(&mut sim.hosts[to].log.datagrams);
+                assert_eq!(heard, [(source, group, data.clone())], "{case}");
+            }
+        }
+    }
 }
 
 #[test]

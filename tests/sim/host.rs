@@ -3,6 +3,8 @@
 use crate::net::Net;
 use crate::sim::{Input, MachineId};
 use datapath::host::{HostEvent, NextHop};
+use etherparse::SlicedPacket;
+use etherparse::defrag::IpDefragPool;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -144,8 +146,8 @@ pub fn build(source: IpAddr, destination: IpAddr, content: &Content, padding: us
     packet
 }
 
-/// Reads a packet; its lengths, checksums and padding must be right.
-pub fn parse(packet: &[u8]) -> Option<IpPacket> {
+/// Reads a packet, a joined one with the last of its fragments; its lengths, checksums and padding must be right.
+pub fn parse(packet: &[u8], fragments: &mut IpDefragPool) -> Option<IpPacket> {
     let (source, destination, protocol, body): (IpAddr, IpAddr, u8, &[u8]) =
         match packet.first()? >> 4 {
             4 => {
@@ -176,6 +178,16 @@ pub fn parse(packet: &[u8]) -> Option<IpPacket> {
             }
             _ => return None,
         };
+    let sliced = SlicedPacket::from_ip(packet).ok()?;
+    let joined = if sliced.is_ip_payload_fragmented() {
+        let joined = fragments.process_sliced_packet(&sliced, (), ());
+        Some(joined.expect("fragments that fit together")?)
+    } else {
+        None
+    };
+    let (protocol, body) = joined.as_ref().map_or((protocol, body), |joined| {
+        (joined.ip_number.0, &joined.payload[..])
+    });
     let pseudo = match protocol {
         ICMP_V4 => 0,
         _ => sum(
@@ -232,6 +244,8 @@ pub struct Log {
     /// MTUs in too-big messages.
     pub too_big: Vec<u32>,
     pub unreachable: u64,
+    /// Of packets that are not complete yet.
+    pub fragments: IpDefragPool,
 }
 
 /// IPv4 address of host `index`.

@@ -593,7 +593,9 @@ impl Sim {
             Above::Scripted(peer) => {
                 let mut answers = Vec::new();
                 while let Some(bytes) = peer.try_recv() {
-                    let packet = host::parse(&bytes).expect("only IP packets come to a host");
+                    let Some(packet) = host::parse(&bytes, &mut log.fragments) else {
+                        continue;
+                    };
                     match packet.content {
                         Content::EchoRequest(token) => {
                             log.requests += 1;

@@ -199,6 +199,7 @@ impl Interface {
         let plane = Arc::new(Plane::new(
             netdev,
             Box::new(move |upcall| inputs(Input::Upcall(upcall))),
+            seed ^ 4,
         ));
         let attributes = port.attributes();
         Ok(Interface {
@@ -444,8 +445,10 @@ impl Interface {
             };
             let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
             if packet.len() > mtu {
-                Counters::bump(&self.plane.counters().tx_drop_too_big);
-                self.icmp_error(now, packet, Reason::TooBig(mtu));
+                if !self.plane.send_fragments(&self.table, to, frame) {
+                    Counters::bump(&self.plane.counters().tx_drop_too_big);
+                    self.icmp_error(now, packet, Reason::TooBig(mtu));
+                }
                 continue;
             }
             if let Some((qp, _)) = connection {
@@ -457,6 +460,7 @@ impl Interface {
             let counters = self.plane.counters();
             Counters::bump(&counters.tx_packets);
             Counters::add(&counters.tx_bytes, packet.len() as u64);
+            Counters::add(&counters.tx_multicast, u64::from(to.is_group()));
         }
     }
 
@@ -504,6 +508,7 @@ impl Interface {
         if !self.addresses.insert((ip, prefix)) {
             return;
         }
+        self.addresses_changed();
         self.neighbours.add_address(now, ip, prefix);
         for group in needed_groups(ip) {
             self.groups.join(now, group);
@@ -514,10 +519,16 @@ impl Interface {
         if !self.addresses.remove(&(ip, prefix)) {
             return;
         }
+        self.addresses_changed();
         self.neighbours.remove_address(now, ip);
         for group in needed_groups(ip) {
             self.groups.leave(now, group);
         }
+    }
+
+    fn addresses_changed(&mut self) {
+        self.table.own = Arc::new(self.addresses.iter().map(|(ip, _)| *ip).collect());
+        self.changed = true;
     }
 
     fn device_mtu(&mut self, mtu: u32) {
