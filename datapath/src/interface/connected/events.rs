@@ -140,10 +140,12 @@ impl Connections {
         {
             return Err(RejectReason::INVALID_MTU);
         }
-        // RFC 4755 section 3.3: of two requests that cross, that of the smaller link address stands.
+        // RFC 4755 section 3.3: of two requests that cross, that of the smaller link address stands. An own one by Linux's service ID is none
+        // of those: a peer that follows the RFC may not know that.
         let crossing = dialect == Dialect::Rfc
             && self.peers.get(&peer).is_some_and(|p| {
-                let own = |id| self.connections.get(&id).is_some_and(|c| c.is_own);
+                let own = |c: &Connection| c.is_own && c.dialect == Dialect::Rfc;
+                let own = |id| self.connections.get(&id).is_some_and(own);
                 matches!(p.state, State::Connecting(id) if own(id))
             });
         let address = |key: PeerKey| (key.1, key.0);
@@ -213,6 +215,14 @@ impl Connections {
         connection.is_open = true;
         connection.used = now;
         let key = connection.peer;
+        // There is a way to it now, whatever kept own requests from being answered.
+        if self
+            .peers
+            .get(&key)
+            .is_some_and(|p| p.held_until().is_some())
+        {
+            self.rest(key, State::Idle);
+        }
         self.adopt(key);
     }
 
@@ -253,7 +263,9 @@ impl Connections {
                 if let Some(peer) = self.peers.get_mut(&key) {
                     peer.dialect = Dialect::Rfc;
                 }
-                self.ask(now, key, Dialect::Rfc);
+                if !self.await_duplex(key) {
+                    self.ask(now, key, Dialect::Rfc);
+                }
             }
             // Its own request crossed this one and stands: packets go by that connection as soon as it is open.
             RejectReason::CONSUMER_DEFINED if self.await_duplex(key) => {}
