@@ -2,7 +2,7 @@
 
 use crate::net::Net;
 use crate::sim::{Input, MachineId};
-use datapath::host::{HostEvent, NextHop};
+use datapath::host::NextHop;
 use etherparse::SlicedPacket;
 use etherparse::defrag::IpDefragPool;
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use std::time::Instant;
 pub struct ScriptedHost {
     pub net: Arc<Net>,
     pub interface: MachineId,
+    pub index: usize,
 }
 
 impl datapath::Host for ScriptedHost {
@@ -32,13 +33,7 @@ impl datapath::Host for ScriptedHost {
 
     fn set_mtu(&mut self, mtu: u32) -> Result<(), String> {
         // As the kernel: what was set is reported.
-        self.net.put(
-            self.interface,
-            Input::Interface(datapath::Input::Host(HostEvent::Link {
-                admin_up: true,
-                mtu,
-            })),
-        );
+        self.net.put(self.interface, Input::Mtu(self.index, mtu));
         Ok(())
     }
 }
@@ -61,6 +56,8 @@ pub struct IpPacket {
     pub content: Content,
     /// Bytes of an echo message after its header and token.
     pub padding: usize,
+    /// The token of the echo message that an error is about.
+    pub about: Option<u32>,
 }
 
 const UDP: u8 = 17;
@@ -215,6 +212,7 @@ pub fn parse(packet: &[u8], fragments: &mut IpDefragPool) -> Option<IpPacket> {
         (UDP, _) => Content::Datagram(body.get(8..)?.to_vec()),
         (other, _) => Content::Other(other),
     };
+    let content_is_error = matches!(content, Content::TooBig(_) | Content::Unreachable);
     let padding = match content {
         Content::EchoRequest(_) | Content::EchoReply(_) => body.get(8..)?,
         _ => &[],
@@ -229,6 +227,12 @@ pub fn parse(packet: &[u8], fragments: &mut IpDefragPool) -> Option<IpPacket> {
         destination,
         content,
         padding: padding.len(),
+        about: match (content_is_error, protocol) {
+            (false, _) => None,
+            // Header of the error, header and token of what it quotes.
+            (true, ICMP_V4) => word(8 + 20 + 4),
+            (true, _) => word(8 + 40 + 4),
+        },
     })
 }
 
@@ -243,6 +247,8 @@ pub struct Log {
     pub datagrams: Vec<(IpAddr, IpAddr, Vec<u8>)>,
     /// MTUs in too-big messages.
     pub too_big: Vec<u32>,
+    /// The same of echo messages, by token.
+    pub refused: BTreeMap<u32, u32>,
     pub unreachable: u64,
     /// Of packets that are not complete yet.
     pub fragments: IpDefragPool,

@@ -140,19 +140,27 @@ struct Loss {
     /// The side that sends them.
     side: usize,
     matches: Box<dyn Fn(&Packet<'_>) -> bool + Send>,
-    left: u64,
-    /// Gone with its [`Lost`].
-    lost: Weak<AtomicU64>,
+    /// So many of them.
+    most: u64,
+    /// How many there were. Gone with its [`Lost`].
+    seen: Weak<AtomicU64>,
 }
 
 /// Counts what [`Net::lose`] loses, and ends that when it is dropped.
 #[must_use = "nothing is lost without it"]
-pub struct Lost(Arc<AtomicU64>);
+pub struct Lost {
+    most: u64,
+    seen: Arc<AtomicU64>,
+}
 
 impl Lost {
     /// Packets lost so far.
     pub fn count(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.seen().min(self.most)
+    }
+    /// Packets of the kind so far, lost and not lost.
+    pub fn seen(&self) -> u64 {
+        self.seen.load(Relaxed)
     }
 }
 
@@ -199,23 +207,23 @@ impl Net {
                 .set(config, Some(seed));
         }
     }
-    /// Loses the next `count` packets that side `side` of a cable sends and `matches` takes.
+    /// Loses the next `most` packets that side `side` of a cable sends and `matches` takes, and counts them all.
     pub fn lose(
         &self,
         cable: CableId,
         side: usize,
-        count: u64,
+        most: u64,
         matches: impl Fn(&Packet<'_>) -> bool + Send + 'static,
     ) -> Lost {
-        let lost = Lost(Arc::default());
+        let seen = Arc::default();
         self.0.lock().losses.push(Loss {
             cable,
             side,
             matches: Box::new(matches),
-            left: count,
-            lost: Arc::downgrade(&lost.0),
+            most,
+            seen: Arc::downgrade(&seen),
         });
-        lost
+        Lost { most, seen }
     }
     /// What a fault held up leaves if it is due.
     pub fn release(&self, cable: CableId, side: usize) {
@@ -398,16 +406,13 @@ impl State {
 
     /// Is it one of the packets to be lost?
     fn is_chosen(&mut self, cable: CableId, side: usize, packet: &Packet<'_>) -> bool {
-        self.losses.retain(|loss| loss.lost.strong_count() > 0);
-        let mut here = self.losses.iter_mut();
-        let loss =
-            here.find(|l| l.left > 0 && (l.cable, l.side) == (cable, side) && (l.matches)(packet));
-        let Some(loss) = loss else { return false };
-        loss.left -= 1;
-        if let Some(lost) = loss.lost.upgrade() {
-            lost.fetch_add(1, Relaxed);
-        }
-        true
+        self.losses.retain(|loss| loss.seen.strong_count() > 0);
+        let here = self.losses.iter();
+        let mut here = here.filter(|l| (l.cable, l.side) == (cable, side) && (l.matches)(packet));
+        here.any(|loss| {
+            let seen = loss.seen.upgrade();
+            seen.is_some_and(|seen| seen.fetch_add(1, Relaxed) < loss.most)
+        })
     }
 
     fn transmit(&mut self, cable: CableId, side: usize, packets: &[Packet<'_>]) {

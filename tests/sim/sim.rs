@@ -23,8 +23,8 @@ use wire::{Gid, Guid, Qpn};
 
 pub type MachineId = usize;
 
-/// Longest packet that a host may send: connected mode's.
-const MAX_PACKET: usize = 65_520;
+/// Longest packet that a host may send: IP's.
+const MAX_PACKET: usize = 65_535;
 /// Packets that a host's device holds.
 const DEVICE_QUEUE: usize = 256;
 
@@ -35,6 +35,8 @@ pub enum Input {
     Interface(datapath::Input),
     /// The device of this host wrote a packet.
     Device(usize),
+    /// The device of this host has another MTU, bytes.
+    Mtu(usize, u32),
 }
 
 enum Machine {
@@ -91,6 +93,8 @@ pub struct HostNode {
     pub switch: usize,
     pub alive: Option<Alive>,
     pub log: Log,
+    /// Of its device, bytes.
+    pub mtu: u32,
     pub config: InterfaceConfig,
     /// Groups that its programs joined.
     pub groups: Vec<IpAddr>,
@@ -232,6 +236,7 @@ impl Sim {
             switch,
             alive: None,
             log: Log::default(),
+            mtu: 1500,
             config: InterfaceConfig {
                 name: format!("ib{index}"),
                 ..InterfaceConfig::default()
@@ -283,6 +288,7 @@ impl Sim {
             let host = ScriptedHost {
                 net: net.clone(),
                 interface: id,
+                index: h,
             };
             let inputs = {
                 let net = net.clone();
@@ -307,6 +313,7 @@ impl Sim {
             plane = Some(interface.plane().clone());
             Machine::Interface(Box::new(interface))
         });
+        self.hosts[h].mtu = 1500;
         let mut events = vec![HostEvent::Link {
             admin_up: true,
             mtu: 1500,
@@ -430,6 +437,22 @@ impl Sim {
     }
     pub fn reconfigure_sm(&mut self, id: MachineId, config: SmConfig) {
         self.with_sm(id, |sm, now| sm.reconfigure(now, config));
+    }
+
+    /// Does something to a host's interface.
+    pub fn with_interface<R>(
+        &mut self,
+        h: usize,
+        f: impl FnOnce(&mut Interface, Instant) -> R,
+    ) -> R {
+        let (now, id) = (self.now(), self.alive(h).interface);
+        let Some(Machine::Interface(interface)) = &mut self.slots[id].machine else {
+            panic!("no interface there");
+        };
+        let result = f(interface, now);
+        self.arm(id);
+        self.drain();
+        result
     }
 
     /// Does something to a host's channel adapter.
@@ -577,6 +600,7 @@ impl Sim {
             alive: Some(alive),
             log,
             guid,
+            mtu,
             ..
         } = &mut self.hosts[h]
         else {
@@ -606,8 +630,11 @@ impl Sim {
                                 IpAddr::V4(_) => host::v4(h),
                                 IpAddr::V6(_) => IpAddr::V6(link_local(*guid)),
                             };
+                            let headers = if source.is_ipv4() { 28 } else { 48 };
+                            // A kernel would send fragments.
+                            let padding = packet.padding.min(*mtu as usize - headers);
                             let reply = Content::EchoReply(token);
-                            answers.push((source, packet.source, reply, packet.padding));
+                            answers.push((source, packet.source, reply, padding));
                         }
                         Content::EchoReply(token) => {
                             let reply = (packet.source, now, packet.padding);
@@ -617,7 +644,10 @@ impl Sim {
                             log.datagrams
                                 .push((packet.source, packet.destination, data))
                         }
-                        Content::TooBig(mtu) => log.too_big.push(mtu),
+                        Content::TooBig(mtu) => {
+                            log.too_big.push(mtu);
+                            log.refused.extend(packet.about.map(|token| (token, mtu)));
+                        }
                         Content::Unreachable => log.unreachable += 1,
                         Content::Other(_) => {}
                     }
@@ -760,6 +790,14 @@ impl Sim {
                 (Input::Node(input), Some(Machine::Hca(control))) => control.handle(now, input),
                 (Input::Interface(input), Some(Machine::Interface(interface))) => {
                     interface.handle(now, input)
+                }
+                (Input::Mtu(h, mtu), Some(Machine::Interface(interface))) => {
+                    self.hosts[h].mtu = mtu;
+                    let link = HostEvent::Link {
+                        admin_up: true,
+                        mtu,
+                    };
+                    interface.handle(now, datapath::Input::Host(link));
                 }
                 (Input::Mad(mad), Some(Machine::Sm(sm, port))) => port.turn(now, sm, [mad]),
                 // It is dead.

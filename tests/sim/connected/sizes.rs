@@ -1,0 +1,55 @@
+//! Packets of every size between interfaces of every kind.
+
+use super::Kind::{Connected, Datagram, Deaf};
+use super::*;
+
+/// From the first host to the second, and back.
+fn every_size(seed: u64, kinds: [Kind; 2], limits: [u32; 2], steps: [usize; 2]) {
+    let mut sim = pair(seed, kinds);
+    for (from, limit) in limits.into_iter().enumerate() {
+        for (to, step) in addresses(1 - from).into_iter().zip(steps) {
+            let wrong = sweep(&mut sim, from, to, sizes(to, step), limit);
+            assert_eq!(wrong, [], "{kinds:?}, {from} to {to}");
+        }
+        for neighbour in sim.interface(from).neighbour_status(sim.now()) {
+            assert_eq!(neighbour.mtu, Some(limit), "{neighbour:?}");
+            let words = (limit == MTU).then_some("connected");
+            assert_eq!(neighbour.connection.as_deref(), words, "{neighbour:?}");
+        }
+        let mtu = sim.interface(from).link_status().mtu;
+        let expected = match kinds[from] {
+            Connected => MTU,
+            Datagram | Deaf => GROUP_MTU,
+        };
+        assert_eq!(mtu, Some(expected), "{kinds:?}, MTU of {from}");
+    }
+    for (h, kind) in kinds.into_iter().enumerate() {
+        let connected = kind == Connected && kinds[1 - h] != Deaf;
+        let own = u64::from(connected);
+        assert_eq!(open(&sim, h).0, own, "{kinds:?}, connections of {h}");
+        assert_eq!(open(&sim, 1 - h).1, own, "{kinds:?}, those of its peer");
+        assert_eq!(stat(&sim, h, "tx_connected") > 0, connected, "{kinds:?}");
+        assert_eq!(stat(&sim, h, "tx_drop_connection_full"), 0);
+        assert_eq!(stat(&sim, h, "connection_failed"), 0);
+    }
+}
+
+#[test]
+fn both_connected() {
+    every_size(61, [Connected, Connected], [MTU, MTU], [13, 97]);
+}
+
+#[test]
+fn connected_and_datagram() {
+    every_size(62, [Connected, Datagram], [MTU, GROUP_MTU], [13, 97]);
+}
+
+#[test]
+fn datagram_and_connected() {
+    every_size(63, [Datagram, Connected], [GROUP_MTU, MTU], [13, 97]);
+}
+
+#[test]
+fn connected_and_one_that_takes_no_connections() {
+    every_size(64, [Connected, Deaf], [GROUP_MTU, GROUP_MTU], [13, 97]);
+}

@@ -1,0 +1,100 @@
+//! A peer that vanishes without a word while other conversations go on.
+
+use super::*;
+use crate::net::Death;
+
+/// Three hosts in connected mode; the first talks to the others.
+fn three(seed: u64) -> Sim {
+    let (mut sim, _) = one_switch(seed, 3, |sim| {
+        for host in &mut sim.hosts {
+            Kind::Connected.set(&mut host.config);
+            host.config.connected.idle = 20 * SECOND;
+        }
+    });
+    for to in [1, 2].map(host::v4) {
+        let outcome = ask(&mut sim, 0, to, 60_000, 5 * SECOND);
+        assert_eq!(outcome, Outcome::Answered);
+    }
+    assert_eq!(open(&sim, 0).0, 2);
+    sim
+}
+
+/// Sends to both for a while, every 20 ms; the long packets to the one that lives must not be late.
+fn talk_for(sim: &mut Sim, duration: Duration) {
+    let end = sim.elapsed() + duration;
+    while sim.elapsed() < end {
+        sim.ping_sized(0, host::v4(1), 20_000);
+        let sent = sim.now();
+        let token = sim.ping_sized(0, host::v4(2), 20_000);
+        sim.run_for(20 * MS);
+        let reply = sim.hosts[0].log.replies.get(&token);
+        let took = reply.map(|(_, at, _)| *at - sent);
+        assert!(
+            took.is_some_and(|took| took < 5 * MS),
+            "at {:?}: {took:?}",
+            sim.elapsed()
+        );
+    }
+}
+
+/// Sends long packets to the other until one is answered.
+fn until_reached(sim: &mut Sim, limit: Duration) -> Duration {
+    let start = sim.elapsed();
+    while ask(sim, 0, host::v4(1), 60_000, SECOND / 2) != Outcome::Answered {
+        assert!(
+            sim.elapsed() - start < limit,
+            "not reached within {limit:?}"
+        );
+        sim.run_for(SECOND / 10);
+    }
+    sim.elapsed() - start
+}
+
+#[test]
+fn the_dead_one_is_dropped_and_the_other_is_not_stalled() {
+    for (seed, death) in [(110, Death::Silent), (111, Death::Noticed)] {
+        let mut sim = three(seed);
+        sim.kill(1, death);
+        talk_for(&mut sim, 10 * SECOND);
+        assert_eq!(open(&sim, 0).0, 1, "{death:?}");
+        // Nothing waits for it for ever, and of what it had asked for nothing is left.
+        sim.run_for(60 * SECOND);
+        assert_eq!(open(&sim, 0), (0, 0), "{death:?}");
+        let waiting = crate::failures::holds(&sim, 0)["waiting_packets"];
+        assert_eq!(waiting, 0, "{death:?}");
+        let start = sim.elapsed();
+        sim.start(1);
+        assert!(sim.run_until(10 * SECOND, |sim| sim.is_up(1)));
+        let took = until_reached(&mut sim, 20 * SECOND);
+        println!(
+            "{death:?} death: reached again {took:?} after it was up, {:?} after its start",
+            sim.elapsed() - start
+        );
+        assert_eq!(open(&sim, 0), (1, 1));
+    }
+}
+
+/// It is back before anybody noticed: its queue pairs are others.
+#[test]
+fn one_that_is_back_at_once_is_reached_again() {
+    for (seed, away) in [(112, Duration::ZERO), (113, 50 * MS), (114, SECOND)] {
+        let mut sim = three(seed);
+        sim.kill(1, Death::Silent);
+        sim.run_for(away);
+        sim.start(1);
+        talk_for(&mut sim, 2 * SECOND);
+        let took = until_reached(&mut sim, 20 * SECOND);
+        println!("away for {away:?}: reached again {took:?} later");
+        // Both ways, and nothing is left of the old connection.
+        let back = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+        assert_eq!(back, Outcome::Answered);
+        for _ in 0..12 {
+            sim.run_for(5 * SECOND);
+            let outcome = ask(&mut sim, 0, host::v4(1), 60_000, SECOND);
+            assert_eq!(outcome, Outcome::Answered);
+        }
+        assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 1), (1, 1)]);
+        let queue_pairs = [0, 1].map(|h| crate::failures::holds(&sim, h)["queue_pairs"]);
+        assert_eq!(queue_pairs, [3, 3]);
+    }
+}
