@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod chaos;
+mod connected;
 mod failover;
 mod failures;
 mod faults;

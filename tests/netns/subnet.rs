@@ -105,6 +105,17 @@ impl Subnet {
         Some(subnet)
     }
 
+    /// The same with arguments for `ipoib up` of each host, in words between spaces.
+    pub(crate) fn up_as(hosts: u32, up: &str) -> Option<Subnet> {
+        if !possible() {
+            return None;
+        }
+        let subnet = Subnet::new();
+        let mut script = subnet.script("up.sh");
+        succeed(script.arg(hosts.to_string()).env("IPOIB_NETNS_UP", up));
+        Some(subnet)
+    }
+
     /// The same where the hosts come up by what `manage` does to the fabric, which it finds listening.
     pub(crate) fn up_managed<T>(
         hosts: u32,

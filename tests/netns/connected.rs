@@ -1,0 +1,254 @@
+//! Connected mode between hosts of ours.
+
+use crate::subnet::{Background, IPOIB, Subnet, run, succeed, wait_until, words};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LONGEST_V4: &str = "65492";
+const LONGEST_V6: &str = "65472";
+
+/// One of the programs in `programs/`, on a host.
+fn python(subnet: &Subnet, host: u32, line: &str) -> Command {
+    let mut words = line.split(' ');
+    let program: PathBuf = [
+        env!("CARGO_MANIFEST_DIR"),
+        "tests/netns/programs",
+        words.next().unwrap(),
+    ]
+    .iter()
+    .collect();
+    let mut python = subnet.on(host, "python3");
+    python.arg(program).args(words);
+    python
+}
+
+fn serve(subnet: &Subnet, host: u32) -> Background {
+    let server = Background(python(subnet, host, "talk.py serve").spawn().unwrap());
+    wait_until(
+        "the server listens",
+        || succeed(&mut subnet.on(host, "ss -Hlun")),
+        |listening| listening.contains(":9100"),
+    );
+    server
+}
+
+fn set_mode(subnet: &Subnet, host: u32, mode: &str) {
+    let name = format!("ib0@{}", subnet.namespace(host));
+    succeed(Command::new(IPOIB).args(["set", &name, "mode", mode]));
+}
+
+/// The device of a host has this MTU, sooner or later.
+fn wait_mtu(subnet: &Subnet, host: u32, mtu: u32) {
+    wait_until(
+        "the MTU",
+        || subnet.ip(host, "link show ib0"),
+        |said| said.contains(&format!(" mtu {mtu} ")),
+    );
+}
+
+/// Echoes of all sizes in steps; how many were answered and refused, and the MTU of the path.
+#[track_caller]
+fn sweep(subnet: &Subnet, host: u32, address: &str, step: u32) -> String {
+    let last = if address.contains(':') {
+        LONGEST_V6
+    } else {
+        LONGEST_V4
+    };
+    let line = format!("sweep.py {address} 1 {last} {step}");
+    succeed(&mut python(subnet, host, &line)).trim().to_owned()
+}
+
+/// A counter of `ipoib show stats`.
+fn stat(subnet: &Subnet, host: u32, name: &str) -> u64 {
+    let stats = subnet.show(host, "stats");
+    stats[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {stats}"))
+}
+
+fn connection(subnet: &Subnet, host: u32, address: &str) -> serde_json::Value {
+    let neighbours = subnet.show(host, "neigh");
+    let mut all = neighbours.as_array().unwrap().iter();
+    let found = all.find(|n| n["ip"] == address);
+    found.map_or(serde_json::Value::Null, |n| n["connection"].clone())
+}
+
+/// Programs that know nothing of it, and every size.
+#[test]
+fn all_sizes_between_connected_hosts() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    for host in [1, 2] {
+        set_mode(&subnet, host, "connected");
+        wait_mtu(&subnet, host, 65_520);
+    }
+    for (address, size) in [("10.77.0.2", LONGEST_V4), ("fd77::2", LONGEST_V6)] {
+        let ping = format!("ping -n -c 3 -i 0.2 -M do -s {size} {address}");
+        succeed(&mut subnet.on(1, &ping));
+        assert_eq!(connection(&subnet, 1, address), "connected");
+    }
+    let _server = serve(&subnet, 2);
+    for address in ["10.77.0.2", "fd77::2"] {
+        succeed(&mut python(
+            &subnet,
+            1,
+            &format!("talk.py stream {address} 64"),
+        ));
+        succeed(&mut python(
+            &subnet,
+            1,
+            &format!("talk.py datagrams {address} 60000 20"),
+        ));
+    }
+    assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "5038 0 65520");
+    assert_eq!(sweep(&subnet, 1, "fd77::2", 131), "500 0 65520");
+    for host in [1, 2] {
+        assert!(stat(&subnet, host, "rx_connected") > 5000);
+        assert_eq!(stat(&subnet, host, "connections_own"), 1);
+        assert_eq!(stat(&subnet, host, "connections_of_peers"), 1);
+        assert_eq!(stat(&subnet, host, "tx_lost_connection"), 0);
+    }
+}
+
+/// A host in datagram mode takes connections and answers by datagrams; one that offers none gets datagrams, and nothing falls into a hole.
+#[test]
+fn all_sizes_between_hosts_of_different_modes() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    set_mode(&subnet, 1, "connected");
+    wait_mtu(&subnet, 1, 65_520);
+    assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "5038 0 65520");
+    assert_eq!(connection(&subnet, 1, "10.77.0.2"), "connected");
+    assert_eq!(stat(&subnet, 2, "connections_own"), 0);
+    // The host's own device says no to what is longer than its MTU.
+    assert_eq!(sweep(&subnet, 2, "10.77.0.1", 13), "156 4882 2044");
+    assert_eq!(sweep(&subnet, 2, "fd77::1", 131), "16 484 2044");
+
+    subnet.kill("host2");
+    let mut start = subnet.script("start.sh");
+    succeed(start.arg("2").env("IPOIB_NETNS_UP", "--no-connections"));
+    subnet.wait_reaches(1, "10.77.0.2");
+    assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "156 4882 2044");
+    assert_eq!(sweep(&subnet, 1, "fd77::2", 131), "16 484 2044");
+    assert_eq!(connection(&subnet, 1, "10.77.0.2"), serde_json::Value::Null);
+    let refused = run(Command::new(IPOIB).args([
+        "set",
+        &format!("ib0@{}", subnet.namespace(2)),
+        "mode",
+        "connected",
+    ]));
+    assert!(
+        !refused.status.success() && words(&refused).contains("takes no connections"),
+        "{}",
+        words(&refused)
+    );
+    let _server = serve(&subnet, 2);
+    for address in ["10.77.0.2", "fd77::2"] {
+        succeed(&mut python(
+            &subnet,
+            1,
+            &format!("talk.py stream {address} 16"),
+        ));
+        succeed(&mut python(
+            &subnet,
+            1,
+            &format!("talk.py datagrams {address} 60000 5"),
+        ));
+    }
+}
+
+/// Both modes and back on both sides, many times, under a stream each way.
+#[test]
+fn modes_change_under_tcp() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    let _servers = [1, 2].map(|host| serve(&subnet, host));
+    let streams = [(1, "10.77.0.2"), (2, "fd77::1")].map(|(host, address)| {
+        let mut stream = python(&subnet, host, &format!("talk.py stream {address} 60 10"));
+        stream.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Background(stream.spawn().unwrap())
+    });
+    let mut changes = 0;
+    let end = Instant::now() + Duration::from_secs(90);
+    let mut streams = streams;
+    let ended =
+        |stream: &mut Background| stream.0.try_wait().unwrap().map(|status| status.success());
+    loop {
+        let results: Vec<Option<bool>> = streams.iter_mut().map(ended).collect();
+        if results.iter().all(Option::is_some) {
+            assert_eq!(results, [Some(true); 2], "the streams' ends");
+            break;
+        }
+        assert!(Instant::now() < end, "the streams do not end");
+        let host = 1 + changes % 2;
+        let mode = ["connected", "datagram"][(changes / 2 % 2) as usize];
+        set_mode(&subnet, host, mode);
+        wait_mtu(
+            &subnet,
+            host,
+            if mode == "connected" { 65_520 } else { 2044 },
+        );
+        changes += 1;
+    }
+    println!("{changes} changes of mode");
+    assert!(changes >= 4);
+    for host in [1, 2] {
+        assert!(stat(&subnet, host, "rx_connected") > 0);
+        assert!(stat(&subnet, host, "connection_opened") > 0);
+    }
+}
+
+/// Thirty hosts that talk to each other in pairs; what is idle is closed, and there are never more connections than allowed.
+#[test]
+fn thirty_hosts_whose_connections_age() {
+    if !crate::subnet::possible() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("up.toml");
+    std::fs::write(
+        &config,
+        "mode = \"connected\"\n[connected]\nmax_connections = 24\nidle = 4\n",
+    )
+    .unwrap();
+    let more = format!("--config {}", config.display());
+    let Some(subnet) = Subnet::up_as(30, &more) else {
+        return;
+    };
+    // Each to the next five, all at once.
+    let pairs = (1..=30u32).flat_map(|a| (1..=5).map(move |d| (a, (a + d - 1) % 30 + 1)));
+    let pings: Vec<(u32, u32, Background)> = pairs
+        .map(|(a, b)| {
+            let line = format!("ping -n -c 5 -i 0.3 -W 10 -M do -s 20000 10.77.0.{b}");
+            let mut ping = subnet.on(a, &line);
+            ping.stdout(Stdio::null());
+            (a, b, Background(ping.spawn().unwrap()))
+        })
+        .collect();
+    for (a, b, mut ping) in pings {
+        let what = format!("{a} pings {b}");
+        let ended = || ping.0.try_wait().unwrap();
+        let ended = wait_until(&what, ended, Option::is_some);
+        assert!(ended.unwrap().success(), "{what}");
+    }
+    let sum = |name: &str| (1..=30).map(|h| stat(&subnet, h, name)).sum::<u64>();
+    let opened = sum("connection_opened");
+    assert!(opened >= 150, "{opened}");
+    let left = || {
+        let names = [
+            "connections_own",
+            "connections_of_peers",
+            "connections_changing",
+        ];
+        names.map(sum)
+    };
+    wait_until("all connections are closed", left, |left| *left == [0; 3]);
+    println!(
+        "{opened} opened, {} closed as idle, {} for room",
+        sum("connection_closed_idle"),
+        sum("connection_closed_for_room")
+    );
+    assert!(sum("connection_closed_idle") > 0);
+    for host in 1..=30 {
+        // The interface's own.
+        assert_eq!(stat(&subnet, host, "held_queue_pairs"), 1);
+    }
+}
