@@ -127,6 +127,10 @@ fn all_sizes_between_hosts_of_different_modes() {
     let mut start = subnet.script("start.sh");
     succeed(start.arg("2").env("IPOIB_NETNS_UP", "--no-connections"));
     subnet.wait_reaches(1, "10.77.0.2");
+    // Its sender allowed fragments, and so the first arrives already.
+    let ping = "ping -n -c 1 -W 10 -M dont -s 60000 10.77.0.2";
+    succeed(&mut subnet.on(1, ping));
+    assert_eq!(stat(&subnet, 1, "tx_fragmented"), 1);
     assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "156 4882 2044");
     assert_eq!(sweep(&subnet, 1, "fd77::2", 131), "16 484 2044");
     assert_eq!(connection(&subnet, 1, "10.77.0.2"), serde_json::Value::Null);
@@ -154,6 +158,36 @@ fn all_sizes_between_hosts_of_different_modes() {
             &format!("talk.py datagrams {address} 60000 5"),
         ));
     }
+}
+
+/// Each datagram to a group or broadcast address arrives whole, the first already, of every size and from every kind of socket.
+#[test]
+fn groups_take_what_the_device_takes() {
+    let Some(subnet) = Subnet::up_as(2, "--mode connected") else {
+        return;
+    };
+    (1..=2).for_each(|host| wait_mtu(&subnet, host, 65_520));
+    subnet.wait_reaches(1, "10.77.0.2");
+    let _hear = Background(python(&subnet, 2, "groups.py hear").spawn().unwrap());
+    let gid = subnet.gid(2);
+    // IPv4 239.1.2.3 and IPv6 ff15::1 (RFC 4391 section 4).
+    for mgid in ["ff12:401b:ffff::f01:203", "ff12:601b:ffff::1"] {
+        let members = || {
+            let fabric = subnet.show_fabric();
+            let mut groups = fabric["groups"].as_array().unwrap().iter();
+            let group = groups.find(|group| group["mgid"] == mgid);
+            group.map_or(String::new(), |group| group["members"].to_string())
+        };
+        wait_until(mgid, members, |members| members.contains(&gid));
+    }
+    // 6 sizes to 6 destinations by 9 kinds of sockets, of which 3 forbid fragments: the largest does not fit the device.
+    let said = succeed(&mut python(&subnet, 1, "groups.py send"));
+    assert_eq!(said, "306 18\n");
+    assert_eq!(stat(&subnet, 1, "tx_drop_too_big"), 0);
+    // What is of more than 2044 bytes with its headers: of IPv4 from 2017 bytes on, of IPv6 from 2000. Of the largest the kernel makes two
+    // packets, the second of them small.
+    let fragmented = 4 * (3 * 9 + 6) + 2 * (4 * 9 + 6);
+    assert_eq!(stat(&subnet, 1, "tx_fragmented"), fragmented);
 }
 
 /// Both modes and back on both sides, many times, under a stream each way.
