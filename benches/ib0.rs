@@ -1,10 +1,10 @@
-//! Throughput and round-trip time of `ib0` beside a plain veth pair, in one run: `cargo bench --bench ib0`.
+//! Throughput and round-trip time of `ib0` in both modes beside a plain veth pair, in one run: `cargo bench --bench ib0`.
 //!
 //! Hosts are network namespaces of this process. Rounds are interleaved and medians are compared, so that a machine that is busy or slow
 //! matters little; read the ratios. As root, or in a user namespace (`unshare -Urn cargo bench`); needs `ip` for the veth pair.
 
-use datapath::InterfaceConfig;
 use datapath::host::{HostLink, Netns, NetnsRef};
+use datapath::{InterfaceConfig, Mode};
 use fabric::link::udp::{ListenConfig, UdpLink, UdpListener};
 use fabric::sm::SmConfig;
 use ipoib::cli::InterfaceAddress;
@@ -25,7 +25,7 @@ const PINGS: usize = 2000;
 
 /// Two namespaces with some network between them.
 struct Pair {
-    name: &'static str,
+    name: String,
     ends: [(Netns, IpAddr); 2],
     /// What keeps the network alive.
     _hold: Box<dyn std::any::Any>,
@@ -36,10 +36,14 @@ fn main() {
         println!("SKIPPED: {error}");
         return;
     }
-    let pairs = match [veth(), local(), udp()]
-        .into_iter()
-        .collect::<anyhow::Result<Vec<Pair>>>()
-    {
+    let pairs = [
+        veth(),
+        local(Mode::Datagram),
+        local(Mode::Connected),
+        udp(Mode::Datagram),
+        udp(Mode::Connected),
+    ];
+    let pairs = match pairs.into_iter().collect::<anyhow::Result<Vec<Pair>>>() {
         Ok(pairs) => pairs,
         Err(error) => {
             println!("SKIPPED: {error:#}");
@@ -74,6 +78,13 @@ fn main() {
             rtt[index] / rtt[0]
         );
     }
+    for (what, datagram, connected) in [("one process", 1, 2), ("UDP links", 3, 4)] {
+        println!(
+            "connected to datagram, {what}: throughput {:.2}, round trip {:.2}",
+            tcp[connected] / tcp[datagram],
+            rtt[connected] / rtt[datagram]
+        );
+    }
 }
 
 /// The kernel's own: what the ratios refer to.
@@ -101,30 +112,34 @@ fn veth() -> anyhow::Result<Pair> {
 }
 
 /// Two hosts and the switch in one process.
-fn local() -> anyhow::Result<Pair> {
+fn local(mode: Mode) -> anyhow::Result<Pair> {
     let subnet = Subnet::start(Guid(0x0200_0000_0000_0001), 4, SmConfig::default())?;
-    let (nodes, ends) = hosts(|node| {
+    let (nodes, ends) = hosts(mode, |node| {
         subnet
             .connect(None, node.node().sink(), |link| node.node().attach(link))
             .map(drop)
     })?;
-    pair("ib0, one process", ends, Box::new((nodes, subnet)))
+    pair(
+        &format!("ib0 {mode}, one process"),
+        ends,
+        Box::new((nodes, subnet)),
+    )
 }
 
 /// Two hosts on UDP links of a fabric, all on loopback.
-fn udp() -> anyhow::Result<Pair> {
+fn udp(mode: Mode) -> anyhow::Result<Pair> {
     let subnet = Subnet::start(Guid(0x0200_0000_0000_0002), 4, SmConfig::default())?;
     let listener: UdpListener =
         subnet.listen(ListenConfig::new(SocketAddr::from(([127, 0, 0, 1], 0))))?;
     let mut links = Vec::new();
-    let (nodes, ends) = hosts(|node| {
+    let (nodes, ends) = hosts(mode, |node| {
         let link = UdpLink::connect(listener.local_addr(), node.node().sink())?;
         node.node().attach(link.clone());
         links.push(Closing(link));
         Ok(())
     })?;
     pair(
-        "ib0, UDP links",
+        &format!("ib0 {mode}, UDP links"),
         ends,
         Box::new((nodes, links, listener, subnet)),
     )
@@ -142,6 +157,7 @@ impl Drop for Closing {
 type Ends = Vec<(Netns, IpAddr)>;
 
 fn hosts(
+    mode: Mode,
     mut connect: impl FnMut(&LinuxNode) -> anyhow::Result<()>,
 ) -> anyhow::Result<(Vec<LinuxNode>, Ends)> {
     let (mut nodes, mut ends) = (Vec::new(), Vec::new());
@@ -152,7 +168,10 @@ fn hosts(
         let config = NodeConfig {
             port_guid: Guid(0x0200_0000_0000_0100 + u64::from(k)),
             description: format!("bench {k}"),
-            interface: InterfaceConfig::default(),
+            interface: InterfaceConfig {
+                mode,
+                ..InterfaceConfig::default()
+            },
             max_packet: 0,
         };
         let node = LinuxNode::start(
@@ -176,12 +195,12 @@ fn hosts(
     Ok((nodes, ends))
 }
 
-fn pair(name: &'static str, ends: Ends, hold: Box<dyn std::any::Any>) -> anyhow::Result<Pair> {
+fn pair(name: &str, ends: Ends, hold: Box<dyn std::any::Any>) -> anyhow::Result<Pair> {
     let ends = ends
         .try_into()
         .map_err(|_| anyhow::anyhow!("a pair has two ends"))?;
     Ok(Pair {
-        name,
+        name: name.to_owned(),
         ends,
         _hold: hold,
     })

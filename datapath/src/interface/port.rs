@@ -194,7 +194,10 @@ impl Interface {
         let Some(gid) = notice.gid() else { return };
         match notice.trap_number {
             TrapNumber::GID_IN_SERVICE => self.neighbours.gid_in_service(now, gid),
-            TrapNumber::GID_OUT_OF_SERVICE => self.neighbours.gid_out_of_service(now, gid),
+            TrapNumber::GID_OUT_OF_SERVICE => {
+                self.neighbours.gid_out_of_service(now, gid);
+                self.connections.gid_out_of_service(now, gid);
+            }
             TrapNumber::MULTICAST_GROUP_CREATED => self.groups.group_created(now, gid),
             TrapNumber::MULTICAST_GROUP_DELETED => self.groups.group_deleted(now, gid),
             _ => {}
@@ -319,7 +322,11 @@ impl Interface {
         self.carrier(false);
         self.connections.link_down(now);
         self.neighbours.link_down(now);
-        self.table = Forwarding::default();
+        // Its addresses stay the interface's own.
+        self.table = Forwarding {
+            own: std::mem::take(&mut self.table.own),
+            ..Forwarding::default()
+        };
         self.changed = true;
         self.subscribe_at = None;
         self.ask_use_at = None;

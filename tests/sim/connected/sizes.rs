@@ -2,6 +2,10 @@
 
 use super::Kind::{Connected, Datagram, Deaf};
 use super::*;
+use crate::host::{self, Content};
+use crate::sim::{Input, Sim};
+use datapath::host::HostEvent;
+use std::net::IpAddr;
 
 /// From the first host to the second, and back.
 fn every_size(seed: u64, kinds: [Kind; 2], limits: [u32; 2], steps: [usize; 2]) {
@@ -52,4 +56,25 @@ fn datagram_and_connected() {
 #[test]
 fn connected_and_one_that_takes_no_connections() {
     every_size(64, [Connected, Deaf], [GROUP_MTU, GROUP_MTU], [13, 97]);
+}
+
+/// What is too long for a group goes as fragments, also after the interface was down: its addresses are still its own.
+#[test]
+fn long_packets_to_groups_are_cut_after_the_interface_was_down() {
+    let mut sim = pair(5, [Kind::Connected; 2]);
+    let group: IpAddr = "ff15::77".parse().unwrap();
+    let content = Content::Datagram(b"long".to_vec());
+    for times in 1..=2 {
+        sim.send(0, host::v6(0), group, &content, 10_000);
+        sim.run_for(2 * SECOND);
+        assert_eq!(stat(&sim, 0, "tx_fragmented"), times);
+        assert_eq!(stat(&sim, 0, "tx_drop_too_big"), 0);
+        for admin_up in [false, true] {
+            let link = HostEvent::Link { admin_up, mtu: MTU };
+            let input = Input::Interface(datapath::Input::Host(link));
+            sim.net.put(sim.alive(0).interface, input);
+            let done = |sim: &Sim| sim.is_up(0) == admin_up;
+            assert!(sim.run_until(10 * SECOND, done));
+        }
+    }
 }

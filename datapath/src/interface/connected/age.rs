@@ -6,6 +6,7 @@ use super::{Connections, Way};
 use mad::ConnectionId;
 use std::time::{Duration, Instant};
 use verbs::QpState;
+use wire::Gid;
 
 /// Between two looks at all connections, at most.
 const LOOK: Duration = Duration::from_secs(10);
@@ -71,6 +72,17 @@ impl Connections {
         {
             self.rest(key, State::Idle);
         }
+    }
+
+    /// A port is gone, and with it whoever asked for connections there: they are not kept until they are old.
+    pub(in crate::interface) fn gid_out_of_service(&mut self, now: Instant, gid: Gid) {
+        let all = self.connections.iter();
+        let there = all.filter(|(_, c)| c.peer.0 == gid && !c.is_closing);
+        let ids: Vec<ConnectionId> = there.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.close_unused(now, id);
+        }
+        self.pump(now);
     }
 
     fn active(&self) -> usize {
