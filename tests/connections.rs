@@ -261,7 +261,7 @@ impl Site {
             panic!("not asked")
         };
         let accepted_qpn = self.queue_pair(1);
-        self.bring_up(1, req.local_qpn, req.starting_psn, other_psn);
+        self.bring_up(1, req.local_qpn, other_psn, req.starting_psn);
         let rep = Rep {
             local_qpn: accepted_qpn,
             starting_psn: other_psn,
@@ -273,7 +273,7 @@ impl Site {
         let CmEvent::Replied { rep, .. } = self.hosts[0].events.remove(0) else {
             panic!("not accepted")
         };
-        self.bring_up(0, rep.local_qpn, rep.starting_psn, psn);
+        self.bring_up(0, rep.local_qpn, psn, rep.starting_psn);
         self.hosts[0].cm.confirm(id, [0; 224]).unwrap();
         let opened = CmEvent::Established { id: there };
         self.until("the RTU arrives", |hosts| hosts[1].events.contains(&opened));

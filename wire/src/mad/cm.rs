@@ -149,7 +149,7 @@ record! {
         transport_service_type: u8 = 349:2,
         /// End-to-end flow control.
         end_to_end_flow_control: bool = 351:1,
-        /// The requester's first PSN.
+        /// Where the listener begins to send (IBA 12.6.5: the starting PSN is that of the recipient).
         starting_psn: Psn = 352:24,
         /// How soon the requester answers, 4.096 us * 2^n.
         local_cm_response_timeout: u8 = 376:5,
@@ -227,7 +227,7 @@ record! {
         local_qpn: Qpn = 96:24,
         /// 24 bits, RD only.
         local_eecn: u32 = 128:24,
-        /// The listener's first PSN.
+        /// Where the requester begins to send.
         starting_psn: Psn = 160:24,
         /// RDMA READs and ATOMICs the listener takes at once.
         responder_resources: u8 = 192:8,

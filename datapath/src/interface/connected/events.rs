@@ -88,12 +88,12 @@ impl Connections {
         let Ok((serial, qp)) = self.queue_pair(&local, source) else {
             return self.refuse(id, RejectReason::NO_QP);
         };
-        let rtr = messages::rtr_of_req(&local, req);
+        let psn = Psn::new(self.rng.u32(..));
+        let rtr = messages::rtr_of_req(&local, req, psn);
         if let Err(error) = qp.modify(QpModify::Rtr(rtr)) {
             tracing::debug!(peer = %peer.0, %error, "a request for a connection that cannot be");
             return self.refuse(id, RejectReason::UNSUPPORTED);
         }
-        let psn = Psn::new(self.rng.u32(..));
         let rep = messages::rep(&local, &self.config, qp.qpn(), psn);
         if self.cm.accept(now, id, rep).is_err() {
             return;
@@ -104,7 +104,7 @@ impl Connections {
             duplex: mtu.filter(|_| dialect == Dialect::Rfc),
             serial,
             qp,
-            psn,
+            psn: req.starting_psn,
             dialect,
             is_open: false,
             is_closing: false,
@@ -180,8 +180,8 @@ impl Connections {
             self.refuse(id, RejectReason::CONSUMER_DEFINED);
             return self.hold(now, key, "the peer takes no packets".into());
         };
-        let rtr = messages::rtr_of_rep(&local, &peer.path, key, rep);
-        let rts = messages::rts(&self.config, connection.psn);
+        let rtr = messages::rtr_of_rep(&local, &peer.path, key, rep, connection.psn);
+        let rts = messages::rts(&self.config, rep.starting_psn);
         let qp = &connection.qp;
         let ready = qp.modify(QpModify::Rtr(rtr));
         if let Err(error) = ready.and_then(|()| qp.modify(QpModify::Rts(rts))) {

@@ -128,20 +128,26 @@ pub(super) fn rep(local: &Local, config: &ConnectedConfig, qpn: Qpn, psn: Psn) -
     }
 }
 
-/// Of the queue pair of whoever asked.
-pub(super) fn rtr_of_rep(local: &Local, path: &Path, peer: PeerKey, rep: &Rep) -> RtrAttributes {
+/// Of the queue pair of whoever asked, for packets from `rq_psn` on.
+pub(super) fn rtr_of_rep(
+    local: &Local,
+    path: &Path,
+    peer: PeerKey,
+    rep: &Rep,
+    rq_psn: Psn,
+) -> RtrAttributes {
     RtrAttributes {
         path: address(local, path, peer),
         path_mtu: path_mtu(local, path),
         dest_qpn: rep.local_qpn,
-        rq_psn: rep.starting_psn,
+        rq_psn,
         max_dest_rd_atomic: RESPONDER_RESOURCES,
         min_rnr_timer: RNR_TIMER,
     }
 }
 
-/// Of the queue pair of whoever was asked: the same way back.
-pub(super) fn rtr_of_req(local: &Local, req: &Req) -> RtrAttributes {
+/// Of the queue pair of whoever was asked, for packets from `rq_psn` on: the same way back.
+pub(super) fn rtr_of_req(local: &Local, req: &Req, rq_psn: Psn) -> RtrAttributes {
     let there = &req.primary;
     let path = AhAttributes {
         dlid: there.local_lid,
@@ -161,19 +167,66 @@ pub(super) fn rtr_of_req(local: &Local, req: &Req) -> RtrAttributes {
         path,
         path_mtu: req.path_packet_payload_mtu,
         dest_qpn: req.local_qpn,
-        rq_psn: req.starting_psn,
+        rq_psn,
         max_dest_rd_atomic: RESPONDER_RESOURCES,
         min_rnr_timer: RNR_TIMER,
     }
 }
 
-/// How this side sends. What a peer asks for is what it can bear; more retries than it thought of do no harm.
-pub(super) fn rts(config: &ConnectedConfig, psn: Psn) -> RtsAttributes {
+/// How this side sends, from `sq_psn` on. What a peer asks for is what it can bear; more retries than it thought of do no harm.
+pub(super) fn rts(config: &ConnectedConfig, sq_psn: Psn) -> RtsAttributes {
     RtsAttributes {
-        sq_psn: psn,
+        sq_psn,
         timeout: config.ack_timeout,
         retry_count: config.retry_count,
         rnr_retry: config.rnr_retry,
         max_rd_atomic: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::ipoib::LinkAddress;
+    use wire::{Gid, Guid, Lid, PKey, RateCode, ServiceLevel};
+
+    fn local(n: u16) -> Local {
+        Local {
+            address: LinkAddress {
+                flags: LinkAddress::FLAG_RC,
+                qpn: Qpn::new(n.into()),
+                gid: Gid::new(Gid::DEFAULT_PREFIX, Guid(n.into())),
+            },
+            lid: Lid(n),
+            lmc: 0,
+            p_key: PKey::DEFAULT_FULL,
+            pkey_index: 0,
+            max_mtu: MtuCode::MTU_4096,
+        }
+    }
+
+    /// IBA 12.6.5, and Linux: whoever gets a REQ or REP begins to send where that says.
+    #[test]
+    fn each_side_begins_where_the_other_says() {
+        let ([asking, asked], config) = ([1, 2].map(local), ConnectedConfig::default());
+        let path = Path {
+            dlid: asked.lid,
+            slid: asking.lid,
+            sl: ServiceLevel(0),
+            mtu: MtuCode::MTU_2048,
+            rate: RateCode::GBPS_10,
+            hop_limit: 0,
+            flow_label: 0,
+            tclass: 0,
+        };
+        let (key, own) = ((asked.address.gid, asked.address.qpn), Psn::new(7));
+        let req = req(&asking, &config, &path, key, Dialect::Any, Qpn::new(3), own);
+        let there = rtr_of_req(&asked, &req, Psn::new(9));
+        let rep = rep(&asked, &config, Qpn::new(4), there.rq_psn);
+        let here = rtr_of_rep(&asking, &path, key, &rep, own);
+        assert_eq!(rts(&config, rep.starting_psn).sq_psn, there.rq_psn);
+        assert_eq!(rts(&config, req.starting_psn).sq_psn, here.rq_psn);
+        assert_eq!((there.dest_qpn, here.dest_qpn), (Qpn::new(3), Qpn::new(4)));
+        assert_eq!((there.path.dlid, here.path.dlid), (Lid(1), Lid(2)));
     }
 }

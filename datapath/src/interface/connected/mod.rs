@@ -96,6 +96,7 @@ struct Connection {
     duplex: Option<usize>,
     serial: u64,
     qp: Arc<dyn ConnectedQueuePair>,
+    /// Of the REQ: where that side begins to send that was asked.
     psn: Psn,
     dialect: Dialect,
     /// It carries, or may carry, packets.
