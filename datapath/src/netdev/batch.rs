@@ -1,17 +1,24 @@
 //! A batch of packets: buffers that are allocated once and filled again and again.
 
+use std::ops::Range;
+
 /// Bytes free before each packet: the IPoIB encapsulation header (RFC 4391 section 6).
 pub const HEADROOM: usize = 4;
 
-/// Preallocated buffers for the packets of one read.
+/// Bytes of one batch, as far as the longest packet allows: what is read shall still be in the cache when it is sent.
+const MAX_BYTES: usize = 512 << 10;
+/// Packets begin at multiples of this, with their headroom: a cache line.
+const ALIGN: usize = 64;
+
+/// Preallocated memory for the packets of one read, one behind the other.
 ///
-/// A buffer is one byte larger than the longest packet allowed: read(2) cuts a packet that does not
-/// fit without a word, so a packet that fills the buffer to its end is known to be too long.
+/// The longest packet allowed finds room for one byte more: read(2) cuts a packet that does not
+/// fit without a word, so a packet that fills the room to its end is known to be too long.
 #[derive(Debug)]
 pub struct PacketBatch {
     storage: Box<[u8]>,
-    /// Packet lengths in bytes, without headroom, of the buffers in use.
-    lens: Vec<usize>,
+    /// Where each packet is in it, with headroom.
+    packets: Vec<Range<usize>>,
     capacity: usize,
     max_packet: usize,
     oversize: u64,
@@ -21,12 +28,13 @@ impl PacketBatch {
     /// The number of packets that [`PacketBatch::for_mtu`] makes room for.
     pub const DEFAULT_CAPACITY: usize = 64;
 
-    /// Room for `capacity` packets (at least 1) of up to `max_packet` bytes each.
+    /// Room for `capacity` packets (at least 1) of up to `max_packet` bytes each, or for half a megabyte of them.
     pub fn new(capacity: usize, max_packet: usize) -> Self {
         let capacity = capacity.max(1);
+        let bytes = (capacity * room(max_packet)).min(MAX_BYTES.max(room(max_packet)));
         Self {
-            storage: vec![0; capacity * stride(max_packet)].into_boxed_slice(),
-            lens: Vec::with_capacity(capacity),
+            storage: vec![0; bytes].into_boxed_slice(),
+            packets: Vec::with_capacity(capacity),
             capacity,
             max_packet,
             oversize: 0,
@@ -50,17 +58,24 @@ impl PacketBatch {
 
     /// Packets in the batch.
     pub fn len(&self) -> usize {
-        self.lens.len()
+        self.packets.len()
     }
 
     /// No packet in the batch.
     pub fn is_empty(&self) -> bool {
-        self.lens.is_empty()
+        self.packets.is_empty()
     }
 
     /// No room for another packet.
     pub fn is_full(&self) -> bool {
-        self.lens.len() == self.capacity
+        self.packets.len() == self.capacity
+            || self.storage.len() - self.next() < room(self.max_packet)
+    }
+
+    /// Where the next packet begins.
+    fn next(&self) -> usize {
+        let end = self.packets.last().map_or(0, |last| last.end);
+        end.next_multiple_of(ALIGN)
     }
 
     /// Packets that the last read dropped because they were longer than [`max_packet`](Self::max_packet).
@@ -70,31 +85,35 @@ impl PacketBatch {
 
     /// Forgets all packets; the buffers stay.
     pub fn clear(&mut self) {
-        self.lens.clear();
+        self.packets.clear();
         self.oversize = 0;
     }
 
     /// Packet `index`, or `None` past the last.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let len = *self.lens.get(index)?;
-        let start = index * stride(self.max_packet) + HEADROOM;
-        self.storage.get(start..start + len)
+        self.storage
+            .get(self.packets.get(index)?.clone())?
+            .get(HEADROOM..)
     }
 
     /// The packets with their headroom, to be changed in place.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = PacketBuf<'_>> {
-        self.storage
-            .chunks_exact_mut(stride(self.max_packet))
-            .zip(&self.lens)
-            .map(|(buffer, len)| PacketBuf(&mut buffer[..HEADROOM + len]))
+        let mut rest = &mut self.storage[..];
+        let mut at = 0;
+        self.packets.iter().map(move |packet| {
+            let (before, behind) = std::mem::take(&mut rest).split_at_mut(packet.end - at);
+            rest = behind;
+            let start = packet.start - at;
+            at = packet.end;
+            PacketBuf(&mut before[start..])
+        })
     }
 
     /// The packets.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        self.storage
-            .chunks_exact(stride(self.max_packet))
-            .zip(&self.lens)
-            .map(|(buffer, len)| &buffer[HEADROOM..HEADROOM + len])
+        self.packets
+            .iter()
+            .map(|packet| &self.storage[packet.start + HEADROOM..packet.end])
     }
 
     /// Adds one packet by letting `fill` write it into the next buffer and say how long it was.
@@ -108,12 +127,11 @@ impl PacketBatch {
         if self.is_full() {
             return None;
         }
-        let stride = stride(self.max_packet);
-        let start = self.lens.len() * stride;
-        let buffer = &mut self.storage[start + HEADROOM..start + stride];
+        let start = self.next();
+        let buffer = &mut self.storage[start + HEADROOM..][..self.max_packet + 1];
         Some(fill(buffer).map(|len| {
             if len <= self.max_packet {
-                self.lens.push(len);
+                self.packets.push(start..start + HEADROOM + len);
             } else {
                 self.oversize += 1;
             }
@@ -133,8 +151,9 @@ impl PacketBatch {
     }
 }
 
-fn stride(max_packet: usize) -> usize {
-    HEADROOM + max_packet + 1
+/// What the longest packet takes.
+fn room(max_packet: usize) -> usize {
+    (HEADROOM + max_packet + 1).next_multiple_of(ALIGN)
 }
 
 /// One packet of a [`PacketBatch`] with [`HEADROOM`] bytes before it.
@@ -209,6 +228,17 @@ mod tests {
         let mut batch = PacketBatch::new(1, 4);
         assert_eq!(batch.push_with(|_| Err("no")), Some(Err("no")));
         assert!(batch.is_empty());
+    }
+
+    #[test]
+    fn few_long_packets_fill_a_batch_and_many_short_ones() {
+        let mut batch = PacketBatch::new(64, 65_535);
+        while batch.push(&[7; 65_535]) {}
+        assert_eq!(batch.len(), MAX_BYTES / room(65_535));
+        batch.clear();
+        while batch.push(&[7; 2044]) {}
+        assert_eq!(batch.len(), 64);
+        assert!(batch.iter().all(|packet| packet == [7; 2044]));
     }
 
     proptest! {
