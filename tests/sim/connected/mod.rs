@@ -1,5 +1,6 @@
 //! Connected mode (RFC 4755) between simulated hosts.
 
+mod churn;
 mod crossing;
 mod lost;
 mod sizes;
@@ -51,6 +52,11 @@ fn pair(seed: u64, kinds: [Kind; 2]) -> Sim {
 /// IP and ICMP headers of an echo message to `to`, bytes.
 fn headers(to: IpAddr) -> u32 {
     if to.is_ipv4() { 28 } else { 48 }
+}
+
+fn set_mode(sim: &mut Sim, h: usize, mode: Mode) {
+    let set = sim.with_interface(h, |interface, now| interface.set_mode(now, mode));
+    assert_eq!(set, Ok(()));
 }
 
 /// Host `h` by IPv4 and by IPv6.
