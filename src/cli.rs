@@ -155,7 +155,7 @@ pub struct Up {
     #[arg(long)]
     pub mode: Option<Mode>,
     /// Neither accept nor offer connections, like a kernel without connected mode
-    #[arg(long, conflicts_with = "mode")]
+    #[arg(long)]
     pub no_connections: bool,
     /// How often a packet of a connection is sent again without progress before the connection is given up
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]

@@ -2,7 +2,7 @@
 
 use crate::cli::{InterfaceAddress, UdpUrl, parse_guid, parse_pkey, parse_qpn};
 use anyhow::{Context, bail, ensure};
-use datapath::{ConnectedConfig, Dialect, Mode};
+use datapath::{ConnectedConfig, Mode};
 use fabric::link::udp::Cidr;
 use fabric::sm::{
     GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who, partitions,
@@ -97,11 +97,7 @@ impl ConnectedFile {
         );
         Ok(ConnectedConfig {
             offer: self.offer.unwrap_or(defaults.offer),
-            dialect: if self.rfc_only {
-                Dialect::Rfc
-            } else {
-                Dialect::Any
-            },
+            rfc_only: self.rfc_only,
             retry_count: bounded("retry_count", self.retry_count, 0..=7, defaults.retry_count)?,
             rnr_retry: bounded("rnr_retry", self.rnr_retry, 0..=7, defaults.rnr_retry)?,
             ack_timeout: AckTimeout(bounded(

@@ -36,9 +36,9 @@ counters! {
         rx_bytes,
         /// IP packets received from multicast groups.
         rx_multicast,
-        /// IP packets received by connections.
+        /// Messages received by connections.
         rx_connected,
-        /// Packets handed to control because the forwarding table had no entry.
+        /// Packets handed to control because the forwarding table had no entry, or their connection is not open yet.
         tx_miss,
         /// Drop: the interface is not up (no broadcast group).
         tx_drop_down,
@@ -52,11 +52,11 @@ counters! {
         tx_drop_unreachable,
         /// Drop: a multicast group could not be joined, or its queue was full.
         tx_drop_multicast,
-        /// Drop: too much was on its way by the connection already.
+        /// Drop: the connection took no more, mostly as too much was on its way already.
         tx_drop_connection_full,
         /// Lost, or perhaps so: not acknowledged when their connection ended.
         tx_lost_connection,
-        /// Drop: the queue to control was full.
+        /// Drop: the queue to control was full. Reports without a packet count too; they are repeated.
         drop_control_full,
         /// Drop: the interface is not up (no broadcast group).
         rx_drop_down,

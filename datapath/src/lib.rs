@@ -14,7 +14,5 @@ pub mod interface;
 pub mod netdev;
 pub mod plane;
 
-pub use interface::{
-    ConnectedConfig, Dialect, Host, Input, InputSink, Interface, InterfaceConfig, Mode,
-};
+pub use interface::{ConnectedConfig, Host, Input, InputSink, Interface, InterfaceConfig, Mode};
 pub use plane::Plane;

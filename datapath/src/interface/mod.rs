@@ -11,7 +11,7 @@ mod neighbour;
 mod port;
 pub mod status;
 
-pub use connected::{ConnectedConfig, Dialect, Mode, ParseModeError};
+pub use connected::{ConnectedConfig, Mode, ParseModeError};
 
 use crate::counters::Counters;
 use crate::forwarding::{Destination, Forwarding, Hop, destination, is_group};
@@ -92,7 +92,7 @@ pub trait Host: Send {
 pub enum Input {
     /// Something at the port.
     Port(PortEvent),
-    /// A MAD for its SA client.
+    /// A MAD for its SA client or its communication manager.
     Mad(MadReceived),
     /// Something in the data path.
     Upcall(Upcall),

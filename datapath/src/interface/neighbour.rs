@@ -197,31 +197,8 @@ impl Interface {
     /// What the data path needs to send to a neighbour.
     fn destination(&self, entry: &Resolved) -> Option<Destination> {
         let identity = self.table.identity.as_ref()?;
-        let Path {
-            dlid,
-            slid,
-            sl,
-            rate,
-            mtu,
-            hop_limit,
-            flow_label,
-            tclass,
-        } = entry.path;
-        let ah = AhAttributes {
-            dlid,
-            sl,
-            src_path_bits: (slid.0 & ((1 << self.attributes.lmc) - 1)) as u8,
-            rate,
-            // As ib_ipoib: a path inside the subnet has hop limit 0 and needs no GRH.
-            grh: (hop_limit > 0).then_some(GrhAttributes {
-                dgid: entry.address.gid,
-                sgid_index: 0,
-                flow_label,
-                hop_limit,
-                traffic_class: tclass,
-            }),
-        };
-        let mtu = mtu.bytes().map_or(identity.mtu, |bytes| {
+        let ah = ah_attributes(&entry.path, entry.address.gid, self.attributes.lmc);
+        let mtu = entry.path.mtu.bytes().map_or(identity.mtu, |bytes| {
             identity.mtu.min(usize::from(bytes) - ENCAP_LEN)
         });
         let ah = self.address_handle(ah, &entry.address)?;
@@ -250,6 +227,24 @@ impl Interface {
             qpn: identity.qp.qpn(),
             gid: identity.gid,
         })
+    }
+}
+
+/// The way to a neighbour as verbs want it.
+pub(super) fn ah_attributes(path: &Path, gid: Gid, lmc: u8) -> AhAttributes {
+    AhAttributes {
+        dlid: path.dlid,
+        sl: path.sl,
+        src_path_bits: (path.slid.0 & ((1 << lmc) - 1)) as u8,
+        rate: path.rate,
+        // As ib_ipoib: a path inside the subnet has hop limit 0 and needs no GRH.
+        grh: (path.hop_limit > 0).then_some(GrhAttributes {
+            dgid: gid,
+            sgid_index: 0,
+            flow_label: path.flow_label,
+            hop_limit: path.hop_limit,
+            traffic_class: path.tclass,
+        }),
     }
 }
 

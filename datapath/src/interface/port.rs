@@ -39,7 +39,6 @@ impl Interface {
                     identity.lid = self.attributes.lid;
                     self.changed = true;
                     self.neighbours.refresh_paths(now);
-                    self.connect_as_now(now);
                 }
             }
             PortEvent::SmChange => self.set_sm(now),
@@ -291,8 +290,11 @@ impl Interface {
             .as_ref()
             .is_some_and(|old| old.mtu != mtu)
         {
-            // Entries of neighbours carry the old one: they are made anew.
+            // Entries of neighbours and groups carry the old one: they are made anew.
             self.neighbours.link_down(now);
+            for to in Arc::make_mut(&mut self.table.groups).values_mut() {
+                *to = Arc::new(Destination::new(to.ah.clone(), to.qpn, mtu, true));
+            }
         }
         self.table.identity = Some(Identity {
             qp,

@@ -67,6 +67,7 @@ impl Cm {
             remote_comm_id: req.local_comm_id,
             message_rejected: AboutMessage::REQ,
             reason,
+            private_data: self.reject_data,
             ..Rej::default()
         };
         self.send(from.address, from.tid, &rej.into());
@@ -168,6 +169,7 @@ impl Cm {
             remote_comm_id: rep.local_comm_id,
             message_rejected: AboutMessage::REP,
             reason: RejectReason::INVALID_COMM_ID,
+            private_data: self.reject_data,
             ..Rej::default()
         };
         self.send(from.address, from.tid, &rej.into());

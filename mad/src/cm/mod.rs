@@ -36,6 +36,7 @@ pub struct Cm {
     counters: CmCounters,
     next_id: u32,
     next_tid: u32,
+    reject_data: [u8; 148],
 }
 
 impl Cm {
@@ -50,6 +51,7 @@ impl Cm {
             counters: CmCounters::default(),
             next_id: rng.u32(..),
             next_tid: rng.u32(..),
+            reject_data: [0; 148],
         }
     }
 
@@ -61,6 +63,11 @@ impl Cm {
     /// The reverse. Connections stay.
     pub fn unlisten(&mut self, service: ServiceId) {
         self.services.remove(&service);
+    }
+
+    /// Private data of all REJs from now on.
+    pub fn set_reject_data(&mut self, private_data: [u8; 148]) {
+        self.reject_data = private_data;
     }
 
     /// What became of messages.
@@ -157,14 +164,9 @@ impl Cm {
     ///
     /// # Errors
     /// It was given up meanwhile, or has another state.
-    pub fn reject(
-        &mut self,
-        id: ConnectionId,
-        reason: RejectReason,
-        private_data: [u8; 148],
-    ) -> Result<(), CmError> {
+    pub fn reject(&mut self, id: ConnectionId, reason: RejectReason) -> Result<(), CmError> {
         self.in_state(id, &[State::ReqReceived, State::RepReceived])?;
-        self.send_rej(id, reason, private_data);
+        self.send_rej(id, reason);
         self.release(id);
         Ok(())
     }
@@ -214,11 +216,11 @@ impl Cm {
         let connection = self.connection(id)?;
         match connection.state {
             State::ReqSent => {
-                self.send_rej(id, RejectReason::TIMEOUT, [0; 148]);
+                self.send_rej(id, RejectReason::TIMEOUT);
                 self.release(id);
             }
             State::ReqReceived | State::RepReceived => {
-                self.send_rej(id, RejectReason::CONSUMER_DEFINED, [0; 148]);
+                self.send_rej(id, RejectReason::CONSUMER_DEFINED);
                 self.release(id);
             }
             State::RepSent | State::Established => {
@@ -263,12 +265,12 @@ impl Cm {
                 self.send_again(id);
             }
             State::ReqSent | State::ReqReceived | State::RepReceived => {
-                self.send_rej(id, RejectReason::TIMEOUT, [0; 148]);
+                self.send_rej(id, RejectReason::TIMEOUT);
                 self.event(CmEvent::TimedOut { id });
                 self.release(id);
             }
             State::RepSent => {
-                self.send_rej(id, RejectReason::TIMEOUT, [0; 148]);
+                self.send_rej(id, RejectReason::TIMEOUT);
                 self.event(CmEvent::TimedOut { id });
                 self.rest(now, id);
             }
@@ -348,14 +350,14 @@ impl Cm {
         }
     }
 
-    fn send_rej(&mut self, id: ConnectionId, reason: RejectReason, private_data: [u8; 148]) {
+    fn send_rej(&mut self, id: ConnectionId, reason: RejectReason) {
         if let Some(connection) = self.connections.get(&id) {
             let mut rej = Rej {
                 local_comm_id: id.0,
                 remote_comm_id: connection.remote_id,
                 message_rejected: connection.about(),
                 reason,
-                private_data,
+                private_data: self.reject_data,
                 ..Rej::default()
             };
             if reason == RejectReason::TIMEOUT {

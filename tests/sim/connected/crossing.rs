@@ -1,14 +1,13 @@
 //! Both sides ask for a connection at the same instant.
 
 use super::*;
-use datapath::Dialect;
 use wire::mad::AttrId;
 
 /// Two hosts that know each other and have no connection; then both are connected mode's and send at once.
-fn at_once(seed: u64, dialects: [Dialect; 2]) -> Sim {
+fn at_once(seed: u64, rfc_only: [bool; 2]) -> Sim {
     let (mut sim, _) = one_switch(seed, 2, |sim| {
-        for (h, dialect) in dialects.into_iter().enumerate() {
-            sim.hosts[h].config.connected.dialect = dialect;
+        for (h, rfc_only) in rfc_only.into_iter().enumerate() {
+            sim.hosts[h].config.connected.rfc_only = rfc_only;
         }
     });
     let pairs = [(0, host::v4(1)), (1, host::v4(0))];
@@ -29,19 +28,19 @@ fn at_once(seed: u64, dialects: [Dialect; 2]) -> Sim {
     let answered = sim.run_until(10 * SECOND, |sim| {
         tokens.iter().all(|(h, token)| sim.answered(*h, *token))
     });
-    assert!(answered, "seed {seed}, {dialects:?}");
+    assert!(answered, "seed {seed}, {rfc_only:?}");
     for (from, to) in pairs {
         let wrong = sweep(&mut sim, from, to, sizes(to, 997), MTU);
-        assert_eq!(wrong, [], "seed {seed}, {dialects:?}, {from} to {to}");
+        assert_eq!(wrong, [], "seed {seed}, {rfc_only:?}, {from} to {to}");
     }
     // Whatever was one too many is gone.
     sim.run_for(60 * SECOND);
     for (from, to) in pairs {
         let outcome = ask(&mut sim, from, to, 60_000, SECOND);
-        assert_eq!(outcome, Outcome::Answered, "seed {seed}, {dialects:?}");
+        assert_eq!(outcome, Outcome::Answered, "seed {seed}, {rfc_only:?}");
     }
     println!(
-        "seed {seed}, {dialects:?}: {:?}, {:?} own connections and of the peer",
+        "seed {seed}, {rfc_only:?}: {:?}, {:?} own connections and of the peer",
         open(&sim, 0),
         open(&sim, 1)
     );
@@ -51,7 +50,7 @@ fn at_once(seed: u64, dialects: [Dialect; 2]) -> Sim {
 #[test]
 fn as_linux_does_there_are_two_connections() {
     for seed in 80..85 {
-        let sim = at_once(seed, [Dialect::Any, Dialect::Any]);
+        let sim = at_once(seed, [false, false]);
         assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 1); 2]);
         assert_eq!(stat(&sim, 0, "connection_rejected"), 0);
     }
@@ -61,7 +60,7 @@ fn as_linux_does_there_are_two_connections() {
 fn as_rfc_4755_wants_it_there_is_one_connection() {
     let mut winners = std::collections::BTreeSet::new();
     for seed in 85..95 {
-        let sim = at_once(seed, [Dialect::Rfc, Dialect::Rfc]);
+        let sim = at_once(seed, [true, true]);
         let counts = [open(&sim, 0), open(&sim, 1)];
         assert!(
             counts == [(1, 0), (0, 1)] || counts == [(0, 1), (1, 0)],
@@ -75,8 +74,8 @@ fn as_rfc_4755_wants_it_there_is_one_connection() {
 #[test]
 fn where_one_side_knows_the_rfc_alone_both_reach_each_other() {
     for seed in 95..100 {
-        for dialects in [[Dialect::Any, Dialect::Rfc], [Dialect::Rfc, Dialect::Any]] {
-            let sim = at_once(seed, dialects);
+        for rfc_only in [[false, true], [true, false]] {
+            let sim = at_once(seed, rfc_only);
             let (own, of_peer) = open(&sim, 0);
             assert_eq!(
                 (of_peer, own),

@@ -2,7 +2,7 @@
 
 use super::lane::PeerKey;
 use super::peer::State;
-use super::{Connections, Way};
+use super::{Connections, Phase, Way};
 use mad::ConnectionId;
 use std::time::{Duration, Instant};
 use verbs::QpState;
@@ -21,15 +21,18 @@ impl Connections {
         self.notice_use(now);
         let mut idle = Vec::new();
         let mut broken = Vec::new();
-        for (id, c) in self.connections.iter().filter(|(_, c)| !c.is_closing) {
+        for (id, c) in &self.connections {
+            if c.phase == Phase::Closing {
+                continue;
+            }
             let limit = match c.is_own {
                 true => self.config.idle,
                 // Whoever asked for it closes it first.
                 false => self.config.idle * 2,
             };
-            if c.is_open && c.qp.query().state == QpState::Error {
+            if c.qp.query().state == QpState::Error {
                 broken.push(*id);
-            } else if c.is_open && now.saturating_duration_since(c.used) >= limit {
+            } else if c.phase == Phase::Open && now.saturating_duration_since(c.used) >= limit {
                 idle.push(*id);
             }
         }
@@ -45,8 +48,9 @@ impl Connections {
     }
 
     /// Brings up to date when each connection was last used.
-    fn notice_use(&mut self, now: Instant) {
-        for c in self.connections.values_mut().filter(|c| c.is_open) {
+    pub(super) fn notice_use(&mut self, now: Instant) {
+        let all = self.connections.values_mut();
+        for c in all.filter(|c| c.phase == Phase::Open) {
             let counters = c.qp.query().counters;
             let messages = counters.tx_messages + counters.rx_messages;
             if std::mem::replace(&mut c.messages, messages) == messages {
@@ -70,14 +74,14 @@ impl Connections {
         if let Some(key) = key
             && self.peers.get(&key).is_some_and(of_peer)
         {
-            self.rest(key, State::Idle);
+            self.enter(key, State::Idle);
         }
     }
 
     /// A port is gone, and with it whoever asked for connections there: they are not kept until they are old.
     pub(in crate::interface) fn gid_out_of_service(&mut self, now: Instant, gid: Gid) {
         let all = self.connections.iter();
-        let there = all.filter(|(_, c)| c.peer.0 == gid && !c.is_closing);
+        let there = all.filter(|(_, c)| c.peer.0 == gid && c.phase != Phase::Closing);
         let ids: Vec<ConnectionId> = there.map(|(id, _)| *id).collect();
         for id in ids {
             self.close_unused(now, id);
@@ -86,7 +90,8 @@ impl Connections {
     }
 
     fn active(&self) -> usize {
-        self.connections.values().filter(|c| !c.is_closing).count()
+        let all = self.connections.values();
+        all.filter(|c| c.phase != Phase::Closing).count()
     }
 
     /// Sees to it that there may be one more connection, at the cost of that which was not used for longest; false if all are busy.
@@ -97,7 +102,7 @@ impl Connections {
         self.notice_use(now);
         let unused = |used: Instant| now.saturating_duration_since(used) >= self.config.busy;
         let all = self.connections.iter();
-        let idle = all.filter(|(_, c)| c.is_open && unused(c.used));
+        let idle = all.filter(|(_, c)| c.phase == Phase::Open && unused(c.used));
         match idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id) {
             Some(id) => {
                 self.counters.closed_for_room += 1;
@@ -114,7 +119,7 @@ impl Connections {
     /// A peer that asks again and again has forgotten what it had.
     pub(super) fn close_oldest_of(&mut self, now: Instant, peer: PeerKey) {
         let all = self.connections.iter();
-        let of_peer = all.filter(|(_, c)| c.peer == peer && !c.is_own && !c.is_closing);
+        let of_peer = all.filter(|(_, c)| c.peer == peer && !c.is_own && c.phase != Phase::Closing);
         let serials: Vec<_> = of_peer.map(|(id, c)| (c.serial, *id)).collect();
         if serials.len() >= self.config.max_from_peer
             && let Some((_, id)) = serials.into_iter().min()

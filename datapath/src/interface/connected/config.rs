@@ -43,13 +43,12 @@ impl FromStr for Mode {
     }
 }
 
-/// Which service IDs connections are asked for and heard by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dialect {
-    /// Both are heard; Linux's is asked for first, and RFC 4755's where that is unknown.
-    #[default]
-    Any,
-    /// RFC 4755's alone: what Linux does not understand.
+/// The two forms of the service ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// That of Linux.
+    Linux,
+    /// That of RFC 4755 section 3.5, which Linux does not understand.
     Rfc,
 }
 
@@ -58,8 +57,9 @@ pub enum Dialect {
 pub struct ConnectedConfig {
     /// Accept connections and say so: the RC flag of the link address. Without it the mode cannot be connected.
     pub offer: bool,
-    /// Service IDs.
-    pub dialect: Dialect,
+    /// Only the service ID of RFC 4755 is heard and asked for, as by peers that do not know Linux's. Else both are heard, and Linux's is asked
+    /// for first.
+    pub rfc_only: bool,
     /// Longest IP packet taken from a connection, bytes: what peers are told, and the MTU in connected mode.
     pub receive_mtu: u32,
     /// How often a packet is sent again without progress before the connection is given up, 0..=7. (Linux: 0.)
@@ -68,7 +68,7 @@ pub struct ConnectedConfig {
     pub rnr_retry: u8,
     /// How long to wait for an acknowledgement.
     pub ack_timeout: AckTimeout,
-    /// Connections at once, both directions together, those that are being opened or closed included.
+    /// Connections at once, both directions together, those that are being opened included.
     pub max_connections: usize,
     /// Connections at once that one peer may have asked for.
     pub max_from_peer: usize,
@@ -84,10 +84,6 @@ pub struct ConnectedConfig {
     pub queue_packets: usize,
     /// Bytes that wait for all connections together.
     pub total_queue_bytes: usize,
-    /// CM messages are sent again after 4.096 us * 2^n ...
-    pub cm_timeout: u8,
-    /// ... so often, 0..=15.
-    pub cm_retries: u8,
 }
 
 /// Longest IP packet over a connection in Linux, bytes: 64 KiB less 16 (`IPOIB_CM_MTU`).
@@ -97,7 +93,7 @@ impl Default for ConnectedConfig {
     fn default() -> Self {
         ConnectedConfig {
             offer: true,
-            dialect: Dialect::Any,
+            rfc_only: false,
             receive_mtu: MAX_MTU,
             retry_count: 7,
             rnr_retry: 7,
@@ -111,9 +107,6 @@ impl Default for ConnectedConfig {
             hold_down_max: Duration::from_secs(60),
             queue_packets: 64,
             total_queue_bytes: 16 << 20,
-            // 0.54 s: given up after 4.3 s.
-            cm_timeout: 17,
-            cm_retries: 7,
         }
     }
 }

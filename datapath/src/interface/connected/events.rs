@@ -1,8 +1,9 @@
 //! What the CM and queue pairs tell.
 
+use super::config::Dialect;
 use super::lane::PeerKey;
 use super::peer::State;
-use super::{Connection, Connections, Dialect, Local, messages};
+use super::{Connection, Connections, Local, MAX_MTU, Phase, messages};
 use arp::Source;
 use mad::{CmAddress, CmEvent, ConnectionId};
 use std::time::Instant;
@@ -26,6 +27,7 @@ impl Connections {
                 self.ended(id);
             }
             CmEvent::Released { id } => {
+                self.ended(id);
                 self.connections.remove(&id);
             }
         }
@@ -53,24 +55,26 @@ impl Connections {
 
     /// The queue pair is in Error.
     pub(super) fn broken(&mut self, now: Instant, id: ConnectionId, why: String) {
-        if self.connections.get(&id).is_some_and(|c| !c.is_closing) {
+        // Whether it worked before says how long to wait for another.
+        self.notice_use(now);
+        if let Some(key) = self.mark_closing(id) {
             self.counters.failed += 1;
-            self.failed(now, id, why);
-            self.close(now, id);
+            // It may have ended already; then it is released soon.
+            let _ = self.cm.disconnect(now, id);
+            self.hold_if_used(now, key, id, why);
         }
     }
 
     /// A request of a peer.
     fn requested(&mut self, now: Instant, id: ConnectionId, req: &Req, from: &CmAddress) {
-        let Some(local) = self.local else {
-            return self.refuse(id, RejectReason::INVALID_SERVICE_ID);
-        };
+        // None: nothing is listened for.
+        let Some(local) = self.local else { return };
         let (qpn, mtu) = messages::read_private_data(&req.private_data);
         let peer: PeerKey = (req.primary.local_gid, qpn);
         let rfc = messages::service_id(Dialect::Rfc, local.address.qpn);
         let dialect = match req.service_id == rfc {
             true => Dialect::Rfc,
-            false => Dialect::Any,
+            false => Dialect::Linux,
         };
         if let Err(reason) = self.acceptable(&local, req, peer, dialect) {
             return self.refuse(id, reason);
@@ -101,13 +105,13 @@ impl Connections {
         let connection = Connection {
             peer,
             is_own: false,
-            duplex: mtu.filter(|_| dialect == Dialect::Rfc),
+            is_duplex: dialect == Dialect::Rfc && mtu.is_some(),
+            mtu: mtu.unwrap_or_default().min(MAX_MTU as usize),
             serial,
             qp,
             psn: req.starting_psn,
             dialect,
-            is_open: false,
-            is_closing: false,
+            phase: Phase::Opening,
             messages: 0,
             used: now,
         };
@@ -140,7 +144,7 @@ impl Connections {
         {
             return Err(RejectReason::INVALID_MTU);
         }
-        // RFC 4755 section 3.3: of two requests that cross, that of the smaller link address stands. An own one by Linux's service ID is none
+        // RFC 4755 section 3.3: of two requests that cross, the side of the smaller link address accepts the other's. An own one by Linux's service ID is none
         // of those: a peer that follows the RFC may not know that.
         let crossing = dialect == Dialect::Rfc
             && self.peers.get(&peer).is_some_and(|p| {
@@ -158,12 +162,8 @@ impl Connections {
 
     fn refuse(&mut self, id: ConnectionId, reason: RejectReason) {
         self.counters.refused += 1;
-        let data = match &self.local {
-            Some(local) => messages::private_data(local.address.qpn, &self.config),
-            None => [0; 148],
-        };
         // An error: whoever asked gave up meanwhile.
-        let _ = self.cm.reject(id, reason, data);
+        let _ = self.cm.reject(id, reason);
     }
 
     /// A peer accepts.
@@ -194,10 +194,11 @@ impl Connections {
         }
         self.counters.opened += 1;
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.is_open = true;
+            connection.phase = Phase::Open;
+            connection.mtu = mtu.min(MAX_MTU as usize);
             connection.used = now;
         }
-        self.open(id, mtu.min(super::MAX_MTU as usize));
+        self.enter(key, State::Up(id));
     }
 
     /// A peer that was accepted is ready.
@@ -207,12 +208,11 @@ impl Connections {
         };
         let rts = messages::rts(&self.config, connection.psn);
         if let Err(error) = connection.qp.modify(QpModify::Rts(rts)) {
-            // It failed at the same time; that event is on its way.
-            tracing::debug!(peer = %connection.peer.0, %error, "a connection cannot be opened");
-            return;
+            // It failed at the same time.
+            return self.broken(now, id, error.to_string());
         }
         self.counters.accepted += 1;
-        connection.is_open = true;
+        connection.phase = Phase::Open;
         connection.used = now;
         let key = connection.peer;
         // There is a way to it now, whatever kept own requests from being answered.
@@ -221,7 +221,7 @@ impl Connections {
             .get(&key)
             .is_some_and(|p| p.held_until().is_some())
         {
-            self.rest(key, State::Idle);
+            self.enter(key, State::Idle);
         }
         self.adopt(key);
     }
@@ -232,8 +232,8 @@ impl Connections {
             return false;
         }
         let mut all = self.connections.iter();
-        let usable = all.find(|(_, c)| c.peer == key && c.is_open && c.duplex.is_some());
-        let Some((id, mtu)) = usable.and_then(|(id, c)| Some((*id, c.duplex?))) else {
+        let usable = all.find(|(_, c)| c.peer == key && c.phase == Phase::Open && c.is_duplex);
+        let Some(id) = usable.map(|(id, _)| *id) else {
             return false;
         };
         match self.peers.get(&key).map(|peer| &peer.state) {
@@ -241,7 +241,7 @@ impl Connections {
             None => return false,
             _ => {}
         }
-        self.open(id, mtu.min(super::MAX_MTU as usize));
+        self.enter(key, State::Up(id));
         true
     }
 
@@ -250,16 +250,16 @@ impl Connections {
             return;
         };
         let (key, is_own, dialect) = (connection.peer, connection.is_own, connection.dialect);
-        if !is_own {
-            self.counters.timed_out += 1;
-            return self.ended(id);
-        }
         self.counters.rejected += 1;
+        self.mark_closing(id);
         if !self.is_state_of(key, id) {
             return;
         }
+        if !is_own {
+            return self.enter(key, State::Idle);
+        }
         match rej.reason {
-            RejectReason::INVALID_SERVICE_ID if dialect == Dialect::Any => {
+            RejectReason::INVALID_SERVICE_ID if dialect == Dialect::Linux => {
                 if let Some(peer) = self.peers.get_mut(&key) {
                     peer.dialect = Dialect::Rfc;
                 }
@@ -275,7 +275,7 @@ impl Connections {
                 if reason == RejectReason::INVALID_SERVICE_ID
                     && let Some(peer) = self.peers.get_mut(&key)
                 {
-                    peer.dialect = Dialect::Any;
+                    peer.dialect = Dialect::Linux;
                 }
                 self.hold(now, key, format!("refused: {reason}"));
             }
@@ -291,13 +291,13 @@ impl Connections {
     }
 
     /// Uses the peer's connection for both directions, now or when it is open; false if there is none.
-    fn await_duplex(&mut self, key: PeerKey) -> bool {
+    pub(super) fn await_duplex(&mut self, key: PeerKey) -> bool {
         let mut all = self.connections.iter();
-        let coming = all.find(|(_, c)| c.peer == key && c.duplex.is_some() && !c.is_closing);
+        let coming = all.find(|(_, c)| c.peer == key && c.is_duplex && c.phase != Phase::Closing);
         let Some(id) = coming.map(|(id, _)| *id) else {
             return false;
         };
-        self.rest(key, State::Connecting(id));
+        self.enter(key, State::Connecting(id));
         self.adopt(key);
         true
     }
@@ -308,11 +308,14 @@ impl Connections {
         peer.and_then(super::Peer::connection) == Some(id)
     }
 
-    /// The connection could not be opened, or broke.
+    /// The connection could not be opened.
     fn failed(&mut self, now: Instant, id: ConnectionId, why: String) {
-        let Some(key) = self.mark_closed(id) else {
-            return;
-        };
+        if let Some(key) = self.mark_closing(id) {
+            self.hold_if_used(now, key, id, why);
+        }
+    }
+
+    fn hold_if_used(&mut self, now: Instant, key: PeerKey, id: ConnectionId, why: String) {
         if self.is_state_of(key, id) {
             self.hold(now, key, why);
         }
@@ -320,20 +323,10 @@ impl Connections {
 
     /// The peer ended it.
     fn ended(&mut self, id: ConnectionId) {
-        let Some(key) = self.mark_closed(id) else {
-            return;
-        };
-        if self.is_state_of(key, id) {
-            self.rest(key, State::Idle);
+        if let Some(key) = self.mark_closing(id)
+            && self.is_state_of(key, id)
+        {
+            self.enter(key, State::Idle);
         }
-    }
-
-    /// Nothing goes by it any more, whatever the CM still has to do.
-    fn mark_closed(&mut self, id: ConnectionId) -> Option<PeerKey> {
-        let connection = self.connections.get_mut(&id)?;
-        connection.is_open = false;
-        // From any state but Reset, in which it never is here.
-        let _ = connection.qp.modify(QpModify::Error);
-        Some(connection.peer)
     }
 }

@@ -1,13 +1,15 @@
 //! What connections of IPoIB say in CM messages (RFC 4755 sections 3.2 and 6; Linux `ipoib_cm.c`).
 
+use super::config::Dialect;
 use super::lane::PeerKey;
-use super::{ConnectedConfig, Dialect, Local};
+use super::{ConnectedConfig, Local};
+use crate::interface::neighbour::ah_attributes;
 use arp::Path;
 use mad::CmAddress;
 use verbs::{AhAttributes, GrhAttributes, GrhInfo, RnrTimer, RtrAttributes, RtsAttributes};
 use wire::ipoib::ENCAP_LEN;
 use wire::mad::cm::{CmPath, Rep, Req, ServiceId};
-use wire::{MtuCode, Psn, Qpn};
+use wire::{Lid, MtuCode, Psn, Qpn};
 
 /// READs and ATOMICs: none are done, but Linux offers so many.
 const RESPONDER_RESOURCES: u8 = 4;
@@ -35,25 +37,8 @@ pub(super) fn read_private_data(data: &[u8]) -> (Qpn, Option<usize>) {
 
 pub(super) fn service_id(dialect: Dialect, qpn: Qpn) -> ServiceId {
     match dialect {
-        Dialect::Any => ServiceId::ipoib_linux(qpn),
+        Dialect::Linux => ServiceId::ipoib_linux(qpn),
         Dialect::Rfc => ServiceId::ipoib_rfc(qpn),
-    }
-}
-
-/// The way to a neighbour as verbs want it.
-pub(super) fn address(local: &Local, path: &Path, peer: PeerKey) -> AhAttributes {
-    AhAttributes {
-        dlid: path.dlid,
-        sl: path.sl,
-        src_path_bits: (path.slid.0 & ((1 << local.lmc) - 1)) as u8,
-        rate: path.rate,
-        grh: (path.hop_limit > 0).then_some(GrhAttributes {
-            dgid: peer.0,
-            sgid_index: 0,
-            flow_label: path.flow_label,
-            hop_limit: path.hop_limit,
-            traffic_class: path.tclass,
-        }),
     }
 }
 
@@ -100,7 +85,8 @@ pub(super) fn req(
         path_packet_payload_mtu: path_mtu(local, path),
         srq: true,
         primary: CmPath {
-            local_lid: path.slid,
+            // Where this side is now: the path may be older.
+            local_lid: Lid(local.lid.0 | path.slid.0 & ((1 << local.lmc) - 1)),
             remote_lid: path.dlid,
             local_gid: local.address.gid,
             remote_gid: peer.0,
@@ -137,7 +123,7 @@ pub(super) fn rtr_of_rep(
     rq_psn: Psn,
 ) -> RtrAttributes {
     RtrAttributes {
-        path: address(local, path, peer),
+        path: ah_attributes(path, peer.0, local.lmc),
         path_mtu: path_mtu(local, path),
         dest_qpn: rep.local_qpn,
         rq_psn,
@@ -220,7 +206,15 @@ mod tests {
             tclass: 0,
         };
         let (key, own) = ((asked.address.gid, asked.address.qpn), Psn::new(7));
-        let req = req(&asking, &config, &path, key, Dialect::Any, Qpn::new(3), own);
+        let req = req(
+            &asking,
+            &config,
+            &path,
+            key,
+            Dialect::Linux,
+            Qpn::new(3),
+            own,
+        );
         let there = rtr_of_req(&asked, &req, Psn::new(9));
         let rep = rep(&asked, &config, Qpn::new(4), there.rq_psn);
         let here = rtr_of_rep(&asking, &path, key, &rep, own);

@@ -16,8 +16,9 @@ mod handler;
 mod messages;
 mod peer;
 
+use config::Dialect;
 pub(crate) use config::MAX_MTU;
-pub use config::{ConnectedConfig, Dialect, Mode, ParseModeError};
+pub use config::{ConnectedConfig, Mode, ParseModeError};
 
 use crate::plane::Plane;
 use arp::{Resolved, Source};
@@ -42,6 +43,7 @@ use wire::{Guid, Lid, MtuCode, PKey, Psn};
 pub(super) struct Local {
     /// With the UD queue pair.
     pub(super) address: LinkAddress,
+    /// Without path bits.
     pub(super) lid: Lid,
     pub(super) lmc: u8,
     pub(super) p_key: PKey,
@@ -92,20 +94,28 @@ struct Connection {
     peer: PeerKey,
     /// This side asked for it.
     is_own: bool,
-    /// Set for one of a peer's that this side may send by, too: the longest IP packet, bytes.
-    duplex: Option<usize>,
+    /// One of a peer's that this side may send by, too.
+    is_duplex: bool,
+    /// Longest IP packet that the peer takes from it, bytes; 0: not known yet.
+    mtu: usize,
     serial: u64,
     qp: Arc<dyn ConnectedQueuePair>,
     /// Of the REQ: where that side begins to send that was asked.
     psn: Psn,
     dialect: Dialect,
-    /// It carries, or may carry, packets.
-    is_open: bool,
-    /// It ended, or is being ended.
-    is_closing: bool,
+    phase: Phase,
     /// Messages both ways when last looked at, and when that changed.
     messages: u64,
     used: Instant,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Opening,
+    Open,
+    /// It ended, or was refused, or is being ended: nothing goes by it any more, whatever the CM still has to do.
+    Closing,
 }
 
 /// See the module.
@@ -138,9 +148,11 @@ impl Connections {
         tid_high: u32,
         seed: u64,
     ) -> Self {
+        let mode = match config.offer {
+            true => mode,
+            false => Mode::Datagram,
+        };
         let cm = CmConfig {
-            response_timeout: config.cm_timeout,
-            max_retries: config.cm_retries,
             // Those that rest after their end count there too.
             max_connections: 2 * config.max_connections,
             ..CmConfig::new(node_guid, tid_high)
@@ -190,10 +202,8 @@ impl Connections {
         }
         let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
         for key in keys {
-            if let Some(id) = self.peers.get(&key).and_then(Peer::connection) {
-                self.close(now, id);
-            }
-            self.rest(key, State::Idle);
+            self.leave(now, key);
+            self.enter(key, State::Idle);
         }
         self.pump(now);
     }
@@ -205,16 +215,18 @@ impl Connections {
         }
         self.link_down(now);
         self.local = Some(local);
+        let qpn = local.address.qpn;
+        self.cm
+            .set_reject_data(messages::private_data(qpn, &self.config));
         if self.config.offer {
-            let qpn = local.address.qpn;
             self.cm.listen(messages::service_id(Dialect::Rfc, qpn));
-            if self.config.dialect == Dialect::Any {
-                self.cm.listen(messages::service_id(Dialect::Any, qpn));
+            if !self.config.rfc_only {
+                self.cm.listen(messages::service_id(Dialect::Linux, qpn));
             }
         }
         let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
         for key in keys {
-            self.rest(key, State::Idle);
+            self.enter(key, State::Idle);
         }
     }
 
@@ -223,7 +235,7 @@ impl Connections {
         let Some(local) = self.local.take() else {
             return;
         };
-        for dialect in [Dialect::Any, Dialect::Rfc] {
+        for dialect in [Dialect::Linux, Dialect::Rfc] {
             self.cm
                 .unlisten(messages::service_id(dialect, local.address.qpn));
         }
@@ -235,7 +247,7 @@ impl Connections {
         for key in keys {
             let dropped = self.take_queue(key).len() as u64;
             self.counters.dropped_link_down += dropped;
-            self.rest(key, State::Idle);
+            self.enter(key, State::Idle);
         }
         self.pump(now);
     }
@@ -255,20 +267,19 @@ impl Connections {
         if !wanted {
             return None;
         }
-        self.addresses.insert(ip, key);
+        let is_new = self.addresses.insert(ip, key).is_none();
         let mode = self.mode;
         let peer = self
             .peers
             .entry(key)
             .or_insert_with(|| Peer::new(key, entry.path, mode));
-        peer.addresses.insert(ip);
+        peer.users += usize::from(is_new);
         if peer.path != entry.path {
             peer.path = entry.path;
-            // Its queue pair would go on sending along the old one.
-            if let Some(id) = peer.connection() {
-                self.close(now, id);
-                self.rest(key, State::Idle);
-            }
+            peer.failures = 0;
+            // A queue pair would go on sending along the old one; and where none could be had, one may be now.
+            self.leave(now, key);
+            self.enter(key, State::Idle);
         }
         self.pump(now);
         self.peers.get(&key).map(|peer| peer.lane.clone())
@@ -282,11 +293,9 @@ impl Connections {
         let Some(peer) = self.peers.get_mut(&key) else {
             return;
         };
-        peer.addresses.remove(&ip);
-        if peer.addresses.is_empty() {
-            if let Some(id) = peer.connection() {
-                self.close(now, id);
-            }
+        peer.users -= 1;
+        if peer.users == 0 {
+            self.leave(now, key);
             let packets = self.take_queue(key);
             if let Some(peer) = self.peers.remove(&key) {
                 peer.lane.set(Way::Datagram, false);
@@ -307,8 +316,8 @@ impl Connections {
     /// A packet (from the encapsulation header on) too long for a datagram, while the peer's lane says [`Way::Waiting`].
     pub(super) fn send(&mut self, now: Instant, key: PeerKey, packet: Vec<u8>) {
         let (max_packets, max_bytes) = (self.config.queue_packets, self.config.total_queue_bytes);
+        // None: whoever waits has a peer.
         let Some(peer) = self.peers.get_mut(&key) else {
-            self.counters.dropped_queue_full += 1;
             return;
         };
         if peer.queue.len() >= max_packets
@@ -348,7 +357,7 @@ impl Connections {
         let over = self.peers.iter().filter(|(_, peer)| due(peer));
         let over: Vec<PeerKey> = over.map(|(key, _)| *key).collect();
         for key in over {
-            self.rest(key, State::Idle);
+            self.enter(key, State::Idle);
         }
         if self.look_at.is_some_and(|at| at <= now) {
             self.look(now);
@@ -365,9 +374,9 @@ impl Connections {
         {
             return;
         }
-        let dialect = match self.config.dialect {
-            Dialect::Any => peer.dialect,
-            Dialect::Rfc => Dialect::Rfc,
+        let dialect = match self.config.rfc_only {
+            false => peer.dialect,
+            true => Dialect::Rfc,
         };
         if !self.adopt(key) {
             self.ask(now, key, dialect);
@@ -401,19 +410,19 @@ impl Connections {
                 let connection = Connection {
                     peer: key,
                     is_own: true,
-                    duplex: None,
+                    is_duplex: false,
+                    mtu: 0,
                     serial,
                     qp,
                     psn,
                     dialect,
-                    is_open: false,
-                    is_closing: false,
+                    phase: Phase::Opening,
                     messages: 0,
                     used: now,
                 };
                 self.connections.insert(id, connection);
                 self.look_at.get_or_insert(now + self.look_every());
-                self.rest(key, State::Connecting(id));
+                self.enter(key, State::Connecting(id));
             }
             Err(error) => self.hold(now, key, error.to_string()),
         }
@@ -446,20 +455,35 @@ impl Connections {
 
     /// Ends a connection that may be in any state. Its peer's state is the caller's.
     fn close(&mut self, now: Instant, id: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        if !std::mem::replace(&mut connection.is_closing, true) {
-            connection.is_open = false;
-            // From any state but Reset, in which it never is here.
-            let _ = connection.qp.modify(QpModify::Error);
+        if self.mark_closing(id).is_some() {
             // It may have ended already; then it is released soon.
             let _ = self.cm.disconnect(now, id);
         }
     }
 
+    /// Nothing goes by the connection any more. Whose it was, unless it was so already.
+    fn mark_closing(&mut self, id: ConnectionId) -> Option<PeerKey> {
+        let connection = self.connections.get_mut(&id)?;
+        if std::mem::replace(&mut connection.phase, Phase::Closing) == Phase::Closing {
+            return None;
+        }
+        // From any state but Reset, in which it never is here.
+        let _ = connection.qp.modify(QpModify::Error);
+        Some(connection.peer)
+    }
+
+    /// This side sends to the peer by no connection any more. One that the peer asked for stays: it may send by that.
+    fn leave(&mut self, now: Instant, key: PeerKey) {
+        let id = self.peers.get(&key).and_then(Peer::connection);
+        if let Some(id) = id
+            && self.connections.get(&id).is_some_and(|c| c.is_own)
+        {
+            self.close(now, id);
+        }
+    }
+
     /// The peer is in this state from now on, and its lane shows it.
-    fn rest(&mut self, key: PeerKey, state: State) {
+    fn enter(&mut self, key: PeerKey, state: State) {
         let connected = self.mode == Mode::Connected;
         let Some(peer) = self.peers.get_mut(&key) else {
             return;
@@ -468,11 +492,15 @@ impl Connections {
         match peer.state {
             State::Idle if connected && self.local.is_some() => peer.lane.set(Way::Waiting, true),
             State::Connecting(_) => peer.lane.set(Way::Waiting, false),
-            // Whoever enters it sets the lane.
-            State::Up(_) => return,
+            State::Up(id) => {
+                if let Some(connection) = self.connections.get(&id) {
+                    let (qp, mtu) = (connection.qp.clone(), connection.mtu);
+                    peer.lane.set(Way::Connected { qp, mtu }, false);
+                }
+            }
             State::Idle | State::Held { .. } => peer.lane.set(Way::Datagram, false),
         }
-        // What waited for a connection that will not be: each gets its answer.
+        // What waited for a connection goes by it, or gets its answer if there will be none.
         if !matches!(peer.state, State::Connecting(_)) {
             let packets = self.take_queue(key);
             self.again(packets);
@@ -481,35 +509,22 @@ impl Connections {
 
     /// No connection for a while, as one could not be had or failed.
     fn hold(&mut self, now: Instant, key: PeerKey, why: String) {
+        // Unless the peer has opened one, or is about to.
+        if self.await_duplex(key) {
+            return;
+        }
         let Some(peer) = self.peers.get_mut(&key) else {
             return;
         };
-        let doubled = 1u32
-            .checked_shl(peer.failures)
-            .filter(|_| peer.failures < 16);
-        let wait = doubled.map_or(self.config.hold_down_max, |n| {
-            (self.config.hold_down_min * n).min(self.config.hold_down_max)
-        });
+        let doubled = self
+            .config
+            .hold_down_min
+            .saturating_mul(1 << peer.failures.min(16));
+        let wait = doubled.min(self.config.hold_down_max);
         peer.failures = peer.failures.saturating_add(1);
         tracing::debug!(peer = %key.0, qpn = %key.1, %why, "no connection for now");
         let until = now + wait;
-        self.rest(key, State::Held { until, why });
-    }
-
-    /// The peer's packets go by this connection from now on.
-    fn open(&mut self, id: ConnectionId, mtu: usize) {
-        let Some(connection) = self.connections.get(&id) else {
-            return;
-        };
-        let key = connection.peer;
-        let Some(peer) = self.peers.get_mut(&key) else {
-            return;
-        };
-        peer.state = State::Up(id);
-        let qp = connection.qp.clone();
-        peer.lane.set(Way::Connected { qp, mtu }, false);
-        let packets = self.take_queue(key);
-        self.again(packets);
+        self.enter(key, State::Held { until, why });
     }
 
     fn take_queue(&mut self, key: PeerKey) -> Vec<Vec<u8>> {
@@ -556,10 +571,10 @@ impl Connections {
     /// Connections open now: own ones, those of peers; and those that are being opened or closed.
     pub(super) fn count(&self) -> [u64; 3] {
         self.connections.values().fold([0; 3], |mut n, c| {
-            let kind = match (c.is_open, c.is_own) {
-                (true, true) => 0,
-                (true, false) => 1,
-                (false, _) => 2,
+            let kind = match (c.phase, c.is_own) {
+                (Phase::Open, true) => 0,
+                (Phase::Open, false) => 1,
+                _ => 2,
             };
             n[kind] += 1;
             n

@@ -5,8 +5,7 @@ use super::config::Dialect;
 use super::lane::{Lane, PeerKey, Way};
 use arp::Path;
 use mad::ConnectionId;
-use std::collections::{BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,8 +29,8 @@ pub(super) enum State {
 
 pub(super) struct Peer {
     pub(super) path: Path,
-    /// Neighbours at this link address.
-    pub(super) addresses: BTreeSet<IpAddr>,
+    /// IP addresses of neighbours there.
+    pub(super) users: usize,
     pub(super) lane: Arc<Lane>,
     pub(super) state: State,
     /// What waits for the connection, from the encapsulation header on.
@@ -50,12 +49,12 @@ impl Peer {
         };
         Peer {
             path,
-            addresses: BTreeSet::new(),
+            users: 0,
             lane: Lane::new(key, way, ask),
             state: State::Idle,
             queue: VecDeque::new(),
             failures: 0,
-            dialect: Dialect::Any,
+            dialect: Dialect::Linux,
         }
     }
 

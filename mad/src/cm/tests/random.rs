@@ -8,9 +8,7 @@ fn decide(world: &mut World, random: &mut fastrand::Rng, side: usize, calm: bool
     for id in world.in_phase(side, Phase::Requested) {
         match random.u8(0..8) {
             0 if !calm => {
-                let rejected = world.nodes[side]
-                    .cm
-                    .reject(id, RejectReason::NO_QP, [0; 148]);
+                let rejected = world.nodes[side].cm.reject(id, RejectReason::NO_QP);
                 rejected.expect("it waits");
                 world.set_phase(side, id, Phase::Closed);
                 world.collect();
