@@ -1,5 +1,6 @@
 //! Connected mode (RFC 4755) between simulated hosts.
 
+mod changes;
 mod churn;
 mod crossing;
 mod lost;

@@ -1,0 +1,82 @@
+//! What changes while connections are open: modes of peers, LIDs.
+
+use super::*;
+use wire::Lid;
+
+/// A peer that knows the RFC's service ID alone has opened the connection that both send by, ends it, and would take another.
+#[test]
+fn a_connection_that_has_ended_is_not_waited_for() {
+    let (mut sim, _) = one_switch(120, 2, |sim| {
+        sim.hosts[1].config.connected.rfc_only = true;
+        for host in &mut sim.hosts {
+            Kind::Connected.set(&mut host.config);
+        }
+    });
+    let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
+    let set = sim.with_interface(1, |interface, now| interface.set_mode(now, Mode::Datagram));
+    assert_eq!(set, Ok(()));
+    // What the other side knows by Linux's service ID is refused while the old connection is not forgotten yet.
+    sim.run_for(20 * MS);
+    let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    sim.run_for(5 * SECOND);
+    assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 0), (0, 1)]);
+    assert_eq!(stat(&sim, 0, "connection_dropped_queue_full"), 0);
+}
+
+/// A switch to datagram mode does not end what the peer sends by.
+#[test]
+fn a_peers_own_connection_stays_when_the_mode_changes() {
+    let (mut sim, _) = one_switch(121, 2, |sim| {
+        for host in &mut sim.hosts {
+            host.config.connected.rfc_only = true;
+            Kind::Connected.set(&mut host.config);
+        }
+    });
+    let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    let set = sim.with_interface(0, |interface, now| interface.set_mode(now, Mode::Datagram));
+    assert_eq!(set, Ok(()));
+    let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    assert_eq!(stat(&sim, 1, "connection_opened"), 1);
+    assert_eq!(stat(&sim, 1, "connection_disconnected"), 0);
+}
+
+/// Either side's LID moves: connections are opened along the new paths, and none is opened along an old one.
+#[test]
+fn a_moved_lid_costs_no_failed_connection() {
+    for (seed, moved) in [(122, 0), (123, 1)] {
+        let (mut sim, sm) = one_switch(seed, 2, |sim| {
+            for host in &mut sim.hosts {
+                Kind::Connected.set(&mut host.config);
+            }
+        });
+        let pairs = [(0, host::v4(1)), (1, host::v4(0))];
+        for (h, to) in pairs {
+            let outcome = ask(&mut sim, h, to, 60_000, 5 * SECOND);
+            assert_eq!(outcome, Outcome::Answered);
+        }
+        let guid = sim.hosts[moved].guid;
+        sim.with_sm(sm, |sm, now| sm.move_lid(now, guid, Lid(77)))
+            .expect("a free LID");
+        let has_moved = |sim: &Sim| sim.interface(moved).link_status().lid == 77;
+        assert!(sim.run_until(10 * SECOND, has_moved));
+        let start = sim.elapsed();
+        for (h, to) in pairs {
+            while ask(&mut sim, h, to, 60_000, SECOND / 4) != Outcome::Answered {
+                let patience = 10 * SECOND;
+                assert!(
+                    sim.elapsed() - start < patience,
+                    "host {moved} moved, {h} to {to}"
+                );
+            }
+        }
+        println!("host {moved} moved: {:?}", sim.elapsed() - start);
+        // The side that moved opens none that fails.
+        assert_eq!(stat(&sim, moved, "connection_failed"), 0);
+        assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 1); 2]);
+    }
+}
