@@ -1,6 +1,7 @@
 //! What changes while connections are open: modes of peers, LIDs.
 
 use super::*;
+use fabric::sm::SaFault;
 use wire::Lid;
 
 /// A peer that knows the RFC's service ID alone has opened the connection that both send by, ends it, and would take another.
@@ -78,5 +79,36 @@ fn a_moved_lid_costs_no_failed_connection() {
         // The side that moved opens none that fails.
         assert_eq!(stat(&sim, moved, "connection_failed"), 0);
         assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 1); 2]);
+    }
+}
+
+/// The own LID moves while the SA is silent: what is known of a peer's is enough to open a connection that works.
+#[test]
+fn a_request_says_the_own_lid_of_now() {
+    let (mut sim, sm) = one_switch(124, 2, |sim| {
+        for host in &mut sim.hosts {
+            Kind::Connected.set(&mut host.config);
+        }
+    });
+    let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    let guid = sim.hosts[0].guid;
+    sim.with_sm(sm, |sm, now| {
+        sm.set_sa_fault(Some(SaFault::Drop), None);
+        sm.move_lid(now, guid, Lid(77))
+    })
+    .expect("a free LID");
+    let has_moved = |sim: &Sim| sim.interface(0).link_status().lid == 77;
+    assert!(sim.run_until(10 * SECOND, has_moved));
+    // The answers do not find it.
+    for _ in 0..4 {
+        ask(&mut sim, 0, host::v4(1), 60_000, SECOND);
+    }
+    assert_eq!(stat(&sim, 0, "connection_opened"), 2);
+    assert_eq!(stat(&sim, 0, "connection_failed"), 0);
+    sim.with_sm(sm, |sm, _| sm.set_sa_fault(None, None));
+    let mended = sim.elapsed();
+    while ask(&mut sim, 0, host::v4(1), 60_000, SECOND) != Outcome::Answered {
+        assert!(sim.elapsed() - mended < 60 * SECOND);
     }
 }
