@@ -94,6 +94,23 @@ fn where_no_request_arrives_packets_go_as_datagrams_or_are_refused_and_later_by_
     }
 }
 
+/// What is too long for a datagram waits for the connection that takes the failed one's place.
+#[test]
+fn a_connection_that_fails_for_the_first_time_costs_no_smaller_mtu() {
+    let mut sim = pair(78, [Kind::Connected, Kind::Connected]);
+    let long = |sim: &mut Sim| ask(sim, 0, host::v4(1), 60_000, SECOND);
+    assert_eq!(long(&mut sim), Outcome::Answered);
+    let cable = sim.alive(0).cable;
+    let is_reliable = |p: &wire::packet::Packet<'_>| p.bth.opcode.0 >> 5 == 0;
+    let lost = sim.net.lose(cable, 1, u64::MAX, is_reliable);
+    assert_eq!(long(&mut sim), Outcome::Silence);
+    let failed = |sim: &Sim| stat(sim, 0, "connection_failed") == 1;
+    assert!(sim.run_until(5 * SECOND, failed));
+    drop(lost);
+    assert_eq!(long(&mut sim), Outcome::Answered);
+    assert_eq!(stat(&sim, 0, "connection_opened"), 2);
+}
+
 /// One of 100 packets is lost on each cable, in each direction.
 #[test]
 fn losses_are_repaired_by_the_connection() {

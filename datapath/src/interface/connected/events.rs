@@ -57,11 +57,18 @@ impl Connections {
     pub(super) fn broken(&mut self, now: Instant, id: ConnectionId, why: String) {
         // Whether it worked before says how long to wait for another.
         self.notice_use(now);
+        let phase = self.connections.get(&id).map(|c| c.phase);
         if let Some(key) = self.mark_closing(id) {
             self.counters.failed += 1;
             // It may have ended already; then it is released soon.
             let _ = self.cm.disconnect(now, id);
-            self.hold_if_used(now, key, id, why);
+            // What is too long for a datagram waits for another one: refused, the kernel would keep to the smaller MTU for minutes.
+            if phase == Some(Phase::Open) && self.is_state_of(key, id) && self.is_first_failure(key)
+            {
+                self.enter(key, State::Idle);
+            } else {
+                self.hold_if_used(now, key, id, why);
+            }
         }
     }
 
@@ -282,12 +289,10 @@ impl Connections {
         }
     }
 
-    /// Counts a failure; true for the first of a row.
+    /// True for the first failure of a row, which it counts.
     fn is_first_failure(&mut self, key: PeerKey) -> bool {
-        self.peers.get_mut(&key).is_some_and(|peer| {
-            peer.failures += 1;
-            peer.failures == 1
-        })
+        let first = self.peers.get_mut(&key).filter(|peer| peer.failures == 0);
+        first.map(|peer| peer.failures = 1).is_some()
     }
 
     /// Uses the peer's connection for both directions, now or when it is open; false if there is none.
