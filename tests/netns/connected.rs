@@ -9,7 +9,7 @@ const LONGEST_V4: &str = "65492";
 const LONGEST_V6: &str = "65472";
 
 /// One of the programs in `programs/`, on a host.
-fn python(subnet: &Subnet, host: u32, line: &str) -> Command {
+pub(crate) fn python(subnet: &Subnet, host: u32, line: &str) -> Command {
     let mut words = line.split(' ');
     let program: PathBuf = [
         env!("CARGO_MANIFEST_DIR"),
@@ -23,7 +23,7 @@ fn python(subnet: &Subnet, host: u32, line: &str) -> Command {
     python
 }
 
-fn serve(subnet: &Subnet, host: u32) -> Background {
+pub(crate) fn serve(subnet: &Subnet, host: u32) -> Background {
     let server = Background(python(subnet, host, "talk.py serve").spawn().unwrap());
     wait_until(
         "the server listens",
@@ -33,13 +33,13 @@ fn serve(subnet: &Subnet, host: u32) -> Background {
     server
 }
 
-fn set_mode(subnet: &Subnet, host: u32, mode: &str) {
+pub(crate) fn set_mode(subnet: &Subnet, host: u32, mode: &str) {
     let name = format!("ib0@{}", subnet.namespace(host));
     succeed(Command::new(IPOIB).args(["set", &name, "mode", mode]));
 }
 
 /// The device of a host has this MTU, sooner or later.
-fn wait_mtu(subnet: &Subnet, host: u32, mtu: u32) {
+pub(crate) fn wait_mtu(subnet: &Subnet, host: u32, mtu: u32) {
     wait_until(
         "the MTU",
         || subnet.ip(host, "link show ib0"),
@@ -60,14 +60,14 @@ fn sweep(subnet: &Subnet, host: u32, address: &str, step: u32) -> String {
 }
 
 /// A counter of `ipoib show stats`.
-fn stat(subnet: &Subnet, host: u32, name: &str) -> u64 {
+pub(crate) fn stat(subnet: &Subnet, host: u32, name: &str) -> u64 {
     let stats = subnet.show(host, "stats");
     stats[name]
         .as_u64()
         .unwrap_or_else(|| panic!("no {name} in {stats}"))
 }
 
-fn connection(subnet: &Subnet, host: u32, address: &str) -> serde_json::Value {
+pub(crate) fn connection(subnet: &Subnet, host: u32, address: &str) -> serde_json::Value {
     let neighbours = subnet.show(host, "neigh");
     let mut all = neighbours.as_array().unwrap().iter();
     let found = all.find(|n| n["ip"] == address);

@@ -3,28 +3,29 @@
 use crate::guest::{self, Guest};
 use crate::managers;
 use crate::subnet::{Background, IPOIB, Subnet, command, run, succeed, wait_until, words};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-const GUEST_GUID: u64 = 0x0011_7500_0000_0a01;
+pub(crate) const GUEST_GUID: u64 = 0x0011_7500_0000_0a01;
 const BROADCAST: &str = "ff12:401b:ffff::ffff:ffff";
 const PARTITIONS: &str = "[[partition]]\nname = \"Default\"\npkey = \"0x7fff\"\n\n[[partition]]\nname = \"apart\"\npkey = \"0x8001\"\ndefault = \"full\"\n";
 
 /// Who manages the subnet.
 #[derive(Clone, Copy)]
-enum By {
+pub(crate) enum By {
     Embedded,
     OpenSm,
 }
 
 /// A guest with an address on a subnet of one host, which is given the addresses of a host 1.
-struct Pair {
-    subnet: Subnet,
-    guest: Guest,
+pub(crate) struct Pair {
+    pub(crate) subnet: Subnet,
+    pub(crate) guest: Guest,
     by: By,
 }
 
 impl Pair {
-    fn up(by: By) -> Option<Pair> {
+    pub(crate) fn up(by: By) -> Option<Pair> {
         let peer = guest::possible()?;
         let sm = match by {
             By::Embedded => "embedded",
@@ -35,9 +36,14 @@ impl Pair {
         let config = place.path().join("fabric.toml");
         std::fs::write(&config, PARTITIONS).unwrap();
         let subnet = Subnet::up_with(1, &["--config", config.to_str().unwrap(), "--sm", sm])?;
-        let mut guest = Guest::boot(&peer, &subnet.port(), GUEST_GUID);
-        guest.succeed("ibup 10.77.0.9/24 && ip addr add fd77::9/64 dev ib0");
+        let guest = boot(&peer, &subnet);
         Some(Pair { subnet, guest, by })
+    }
+
+    /// After the guest's end: the same once more.
+    pub(crate) fn boot_again(&mut self) {
+        let peer = guest::possible().expect("it was possible");
+        self.guest = boot(&peer, &self.subnet);
     }
 
     fn both_reach(&mut self) {
@@ -54,6 +60,12 @@ impl Pair {
             By::OpenSm => managers::is_member(&self.subnet, "switch", BROADCAST, gid),
         }
     }
+}
+
+fn boot(peer: &Path, subnet: &Subnet) -> Guest {
+    let mut guest = Guest::boot(peer, &subnet.port(), GUEST_GUID);
+    guest.succeed("ibup 10.77.0.9/24 && ip addr add fd77::9/64 dev ib0");
+    guest
 }
 
 /// All that two hosts say to each other, and all that may befall them.

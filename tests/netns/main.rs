@@ -8,6 +8,7 @@
 
 mod chaos;
 mod connected;
+mod connected_guest;
 mod failover;
 mod failures;
 mod faults;
