@@ -16,8 +16,7 @@ fn a_connection_that_has_ended_is_not_waited_for() {
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
-    let set = sim.with_interface(1, |interface, now| interface.set_mode(now, Mode::Datagram));
-    assert_eq!(set, Ok(()));
+    set_mode(&mut sim, 1, Mode::Datagram);
     // What the other side knows by Linux's service ID is refused while the old connection is not forgotten yet.
     sim.run_for(20 * MS);
     let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 5 * SECOND);
@@ -38,8 +37,7 @@ fn a_peers_own_connection_stays_when_the_mode_changes() {
     });
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
-    let set = sim.with_interface(0, |interface, now| interface.set_mode(now, Mode::Datagram));
-    assert_eq!(set, Ok(()));
+    set_mode(&mut sim, 0, Mode::Datagram);
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     assert_eq!(stat(&sim, 1, "connection_opened"), 1);

@@ -13,8 +13,7 @@ fn at_once(seed: u64, rfc_only: [bool; 2]) -> Sim {
     let pairs = [(0, host::v4(1)), (1, host::v4(0))];
     assert_eq!(sim.ping_until_answered(&pairs, 5 * SECOND), []);
     for h in 0..2 {
-        let set = sim.with_interface(h, |interface, now| interface.set_mode(now, Mode::Connected));
-        assert_eq!(set, Ok(()));
+        set_mode(&mut sim, h, Mode::Connected);
     }
     sim.run_for(SECOND);
     assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 0); 2]);

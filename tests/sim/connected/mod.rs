@@ -1,6 +1,7 @@
 //! Connected mode (RFC 4755) between simulated hosts.
 
 mod changes;
+mod chaos;
 mod churn;
 mod crossing;
 mod lost;
