@@ -7,6 +7,7 @@
 //! (carrier, MTU and Q_Key follow it); then the host's groups, subscriptions to traps 64 to 67, announcement of own addresses.
 
 pub(crate) mod connected;
+mod device;
 mod neighbour;
 mod port;
 pub mod status;
@@ -20,10 +21,11 @@ use crate::icmp::{self, RateLimit, Reason};
 use crate::plane::{Plane, Upcall};
 use arp::{NeighbourConfig, Neighbours};
 use connected::{Connections, Output, lane::Way};
+use device::Mtu;
 use mad::{RequestId, SaClient, SaClientConfig};
 use multicast::{Groups, GroupsConfig, RequestTag};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use verbs::{
@@ -151,19 +153,6 @@ pub struct Interface {
     changed: bool,
     errors: RateLimit,
     finished: bool,
-}
-
-/// The device's MTU follows the group's, unless the administrator wants less.
-#[derive(Debug, Default)]
-struct Mtu {
-    /// What the administrator wants at most, bytes.
-    admin: Option<u32>,
-    /// What the group allows, bytes.
-    group: Option<u32>,
-    /// What the device has, as last heard.
-    device: Option<u32>,
-    /// What was set and not heard back yet: older reports are on their way.
-    expected: Option<u32>,
 }
 
 /// Resolutions waited for at once.
@@ -474,114 +463,11 @@ impl Interface {
             _ => Counters::bump(&counters.icmp_suppressed),
         }
     }
-
-    fn host_event(&mut self, now: Instant, event: HostEvent) {
-        match event {
-            HostEvent::Link { admin_up, mtu } => {
-                self.device_mtu(mtu);
-                if self.admin_up != admin_up {
-                    self.admin_up = admin_up;
-                    self.reconsider(now);
-                }
-            }
-            HostEvent::AddressAdded(ip, prefix) => self.add_address(now, ip, prefix),
-            HostEvent::AddressRemoved(ip, prefix) => self.remove_address(now, ip, prefix),
-            HostEvent::RoutesChanged => {
-                self.table.hops = Arc::default();
-                self.changed = true;
-            }
-            HostEvent::GroupJoined(group) => {
-                if self.host_groups.insert(group) {
-                    self.groups.join(now, group);
-                }
-            }
-            HostEvent::GroupLeft(group) => {
-                if self.host_groups.remove(&group) {
-                    self.groups.leave(now, group);
-                }
-            }
-            HostEvent::Gone | HostEvent::NamespaceDeleted => self.shutdown(now),
-        }
-    }
-
-    fn add_address(&mut self, now: Instant, ip: IpAddr, prefix: u8) {
-        if !self.addresses.insert((ip, prefix)) {
-            return;
-        }
-        self.addresses_changed();
-        self.neighbours.add_address(now, ip, prefix);
-        for group in needed_groups(ip) {
-            self.groups.join(now, group);
-        }
-    }
-
-    fn remove_address(&mut self, now: Instant, ip: IpAddr, prefix: u8) {
-        if !self.addresses.remove(&(ip, prefix)) {
-            return;
-        }
-        self.addresses_changed();
-        self.neighbours.remove_address(now, ip);
-        for group in needed_groups(ip) {
-            self.groups.leave(now, group);
-        }
-    }
-
-    fn addresses_changed(&mut self) {
-        self.table.own = Arc::new(self.addresses.iter().map(|(ip, _)| *ip).collect());
-        self.changed = true;
-    }
-
-    fn device_mtu(&mut self, mtu: u32) {
-        match self.mtu.expected {
-            Some(expected) if expected != mtu => return,
-            Some(_) => self.mtu.expected = None,
-            // The first report is what the device was made with, not a wish.
-            None if self.mtu.device.is_some_and(|old| old != mtu) => {
-                let limit = self.mtu.group.map(|g| self.connections.device_mtu(g));
-                self.mtu.admin = limit.is_none_or(|limit| mtu < limit).then_some(mtu);
-            }
-            None => {}
-        }
-        self.mtu.device = Some(mtu);
-        self.apply_mtu();
-    }
-
-    /// Sets the device's MTU to the smaller of the mode's and the administrator's.
-    fn apply_mtu(&mut self) {
-        let Some(group) = self.mtu.group else { return };
-        let limit = self.connections.device_mtu(group);
-        let wanted = self.mtu.admin.map_or(limit, |admin| admin.min(limit));
-        if self.mtu.device == Some(wanted) && self.mtu.expected.is_none()
-            || self.mtu.expected == Some(wanted)
-        {
-            return;
-        }
-        match self.host.set_mtu(wanted) {
-            Ok(()) => self.mtu.expected = Some(wanted),
-            Err(error) => {
-                tracing::warn!(interface = %self.config.name, mtu = wanted, %error, "cannot set the MTU")
-            }
-        }
-    }
 }
 
 impl Drop for Interface {
     fn drop(&mut self) {
         // The published table holds the queue pair, whose handler holds the plane.
         self.plane.publish(Forwarding::default());
-    }
-}
-
-/// Groups that resolving `ip` needs: all nodes, and the solicited-node group (RFC 4861 section 7.2.1).
-fn needed_groups(ip: IpAddr) -> Vec<IpAddr> {
-    match ip {
-        IpAddr::V4(_) => vec![IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1))],
-        IpAddr::V6(ip) => {
-            let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-            vec![
-                IpAddr::V6(all_nodes),
-                IpAddr::V6(wire::ipoib::nd::solicited_node(ip)),
-            ]
-        }
     }
 }
