@@ -99,3 +99,23 @@ fn one_that_is_back_at_once_is_reached_again() {
         assert_eq!(queue_pairs, [3, 3]);
     }
 }
+
+/// There is no subnet manager to tell that it is gone.
+#[test]
+fn what_a_vanished_peer_had_asked_for_ages() {
+    let (mut sim, sm) = one_switch(115, 2, |sim| {
+        for host in &mut sim.hosts {
+            Kind::Connected.set(&mut host.config);
+            host.config.connected.idle = 20 * SECOND;
+        }
+    });
+    let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    sim.kill_sm(sm);
+    sim.kill(1, Death::Silent);
+    sim.run_for(35 * SECOND);
+    assert_eq!(open(&sim, 0), (0, 1), "its own may be in use for longer");
+    sim.run_for(40 * SECOND);
+    assert_eq!(open(&sim, 0), (0, 0));
+    assert_eq!(crate::failures::holds(&sim, 0)["queue_pairs"], 1);
+}
