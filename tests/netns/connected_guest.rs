@@ -298,8 +298,8 @@ fn modes_change_under_tcp(pair: &mut Pair) {
     pair.modes("connected", "connected");
     let _server = serve(&pair.subnet, 1);
     // Not faster than that, to see some changes.
-    let mut to_guest = pair.stream_to_guest("10.77.0.9", "40 4");
-    let sum = pair.stream_from_guest("10.77.0.1", 20);
+    let mut to_guest = pair.stream_to_guest("10.77.0.9", "36 4");
+    let sum = pair.stream_from_guest("10.77.0.1", 14);
     let mut both_ended = |pair: &mut Pair| {
         let ended = to_guest.0.try_wait().unwrap();
         assert!(ended.is_none_or(|status| status.success()), "the stream");
