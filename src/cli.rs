@@ -157,10 +157,10 @@ pub struct Up {
     /// Neither accept nor offer connections, like a kernel without connected mode
     #[arg(long)]
     pub no_connections: bool,
-    /// How often a packet of a connection is sent again without progress before the connection is given up
+    /// How often a packet of a connection is sent again without progress before the connection is given up; 7 if nothing is said
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub retry_count: Option<u8>,
-    /// The same where the receiver was not ready; 7: for ever
+    /// The same where the receiver was not ready; 7, which is what it is if nothing is said: for ever
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub rnr_retry: Option<u8>,
     /// Width and speed of the port, from 1xSDR to 12xXDR; 4xEDR if nothing is said
@@ -188,11 +188,12 @@ pub struct Target {
 /// `ipoib set`
 #[derive(Debug, Args)]
 pub struct Set {
-    /// The interface, as `ipoib show` lists it
+    /// The interface, as `ipoib show` lists it; needed where several run
+    #[arg(conflicts_with_all = ["on", "control"])]
     pub name: Option<String>,
-    /// Path of its control socket
-    #[arg(long, value_name = "PATH", conflicts_with = "name")]
-    pub control: Option<PathBuf>,
+    /// The same by an option
+    #[command(flatten)]
+    pub target: Target,
     /// What to change
     #[command(subcommand)]
     pub what: SetWhat,
@@ -290,7 +291,7 @@ pub struct Ping {
     /// Stop after this many
     #[arg(short, long, default_value_t = 4)]
     pub count: u32,
-    /// Bytes of data in each
+    /// Bytes of data in each; they go as datagrams
     #[arg(short, long, default_value_t = 56, value_parser = clap::value_parser!(u16).range(0..=2016))]
     pub size: u16,
     /// Milliseconds between them

@@ -50,7 +50,11 @@ pub struct UpFile {
 
 /// Settings of connections; see [`ConnectedConfig`], which has the defaults.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table: [connected], and its settings below"
+)]
 pub struct ConnectedFile {
     /// False: as `--no-connections`.
     pub offer: Option<bool>,

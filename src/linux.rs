@@ -26,6 +26,12 @@ impl Host for LinuxHost {
     fn set_mtu(&mut self, mtu: u32) -> Result<(), String> {
         self.0.set_mtu(mtu).map_err(|error| error.to_string())
     }
+    fn forget_path_mtu(&mut self, destination: IpAddr) {
+        if let Err(error) = self.0.forget_path_mtu(destination) {
+            // It may have forgotten by itself.
+            tracing::debug!(%destination, %error, "a larger MTU could not be told");
+        }
+    }
 }
 
 /// A host whose interface is a TUN device.

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 /// There is no such interface, or it cannot be set so.
 pub fn run(args: &cli::Set) -> anyhow::Result<ExitCode> {
     let target = Target {
-        on: args.name.clone(),
-        control: args.control.clone(),
+        on: args.name.clone().or(args.target.on.clone()),
+        control: args.target.control.clone(),
     };
     // Whoever has neighbours is an interface.
     let instance = control::find(&target, Some(ShowWhat::Neigh))?;

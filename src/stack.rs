@@ -66,6 +66,9 @@ impl Host for OnLinkHost {
         }
         Ok(())
     }
+
+    /// smoltcp has no path MTUs.
+    fn forget_path_mtu(&mut self, _destination: IpAddr) {}
 }
 
 /// smoltcp and its device.

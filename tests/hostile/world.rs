@@ -50,6 +50,8 @@ impl datapath::Host for Routes {
     fn set_mtu(&mut self, _mtu: u32) -> Result<(), String> {
         Ok(())
     }
+    /// It remembers none.
+    fn forget_path_mtu(&mut self, _destination: IpAddr) {}
 }
 
 pub enum Cable {

@@ -133,7 +133,10 @@ fn all_sizes_between_hosts_of_different_modes() {
     assert_eq!(stat(&subnet, 1, "tx_fragmented"), 1);
     assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "156 4882 2044");
     assert_eq!(sweep(&subnet, 1, "fd77::2", 131), "16 484 2044");
-    assert_eq!(connection(&subnet, 1, "10.77.0.2"), serde_json::Value::Null);
+    assert_eq!(
+        connection(&subnet, 1, "10.77.0.2"),
+        "none: it offers none (no RC flag)"
+    );
     let refused = run(Command::new(IPOIB).args([
         "set",
         &format!("ib0@{}", subnet.namespace(2)),
@@ -145,7 +148,7 @@ fn all_sizes_between_hosts_of_different_modes() {
         "{}",
         words(&refused)
     );
-    let _server = serve(&subnet, 2);
+    let server = serve(&subnet, 2);
     for address in ["10.77.0.2", "fd77::2"] {
         succeed(&mut python(
             &subnet,
@@ -157,6 +160,24 @@ fn all_sizes_between_hosts_of_different_modes() {
             1,
             &format!("talk.py datagrams {address} 60000 5"),
         ));
+    }
+
+    // With connections again: what the kernel was told of a smaller MTU is taken back.
+    drop(server);
+    subnet.kill("host2");
+    succeed(subnet.script("start.sh").arg("2"));
+    for address in ["10.77.0.2", "fd77::2"] {
+        subnet.wait_reaches(1, address);
+        wait_until(
+            "a connection",
+            || {
+                subnet.reaches(1, address);
+                connection(&subnet, 1, address)
+            },
+            |is| is == "connected",
+        );
+        let step = if address.contains(':') { 1310 } else { 1300 };
+        assert!(sweep(&subnet, 1, address, step).ends_with(" 0 65520"));
     }
 }
 

@@ -36,6 +36,9 @@ impl datapath::Host for ScriptedHost {
         self.net.put(self.interface, Input::Mtu(self.index, mtu));
         Ok(())
     }
+
+    /// It remembers none.
+    fn forget_path_mtu(&mut self, _destination: IpAddr) {}
 }
 
 /// An IP packet as this simulation needs it.

@@ -10,7 +10,7 @@ use netlink_packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, LinkAttribute, LinkFlags, LinkMessage,
 };
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteType, RouteVia,
 };
 
 use super::netlink::Requests;
@@ -214,6 +214,29 @@ impl HostLink {
             Ok(NextHop::Unreachable) => self.route(destination, None),
             answer => answer,
         }
+    }
+
+    /// Lets the kernel forget which MTU it was told of the path to `destination` (RFC 1191, RFC 8201), which it believes for ten minutes else.
+    /// IPv4 knows only all such MTUs of the network namespace at once: others are found out anew.
+    ///
+    /// # Errors
+    /// [`HostError::Namespace`]; [`HostError::Request`]: it knew none (IPv6), or /proc may not be written.
+    pub fn forget_path_mtu(&self, destination: IpAddr) -> Result<(), HostError> {
+        let what = "forget the MTU of a path";
+        if destination.is_ipv4() {
+            let flush = || std::fs::write("/proc/sys/net/ipv4/route/flush", "1");
+            let done = self.netns.run(flush)?;
+            return done.map_err(|cause| HostError::Request { what, cause });
+        }
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet6;
+        message.header.destination_prefix_length = 128;
+        message.header.flags = RouteFlags::Cloned;
+        message.attributes = vec![
+            RouteAttribute::Destination(destination.into()),
+            RouteAttribute::Oif(self.index),
+        ];
+        self.requests.change(what, Message::DelRoute(message), 0)
     }
 
     fn route(&self, destination: IpAddr, source: Option<IpAddr>) -> Result<NextHop, HostError> {

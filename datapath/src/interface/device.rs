@@ -83,6 +83,9 @@ impl Interface {
             // The first report is what the device was made with, not a wish.
             None if self.mtu.device.is_some_and(|old| old != mtu) => {
                 let limit = self.mtu.group.map(|g| self.connections.device_mtu(g));
+                if let Some(limit) = limit.filter(|limit| mtu > *limit) {
+                    tracing::warn!(interface = %self.config.name, mtu, limit, mode = %self.mode(), "the MTU is more than the mode and the broadcast group allow");
+                }
                 self.mtu.admin = limit.is_none_or(|limit| mtu < limit).then_some(mtu);
             }
             None => {}

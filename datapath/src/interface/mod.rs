@@ -87,6 +87,8 @@ pub trait Host: Send {
     /// # Errors
     /// A text for the log; the interface goes on.
     fn set_mtu(&mut self, mtu: u32) -> Result<(), String>;
+    /// Larger packets than it was told by an ICMP error go to `destination` now.
+    fn forget_path_mtu(&mut self, destination: IpAddr);
 }
 
 /// What happens to an interface.
@@ -136,6 +138,8 @@ pub struct Interface {
     groups: Groups,
     neighbours: Neighbours,
     connections: Connections,
+    /// By next hop: the destinations whose senders were told that no more than datagrams fit, since there was no connection.
+    told_too_big: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
     /// Who waits for a next hop to be resolved.
     resolving: Vec<(IpAddr, ResolveAnswer)>,
     addresses: BTreeSet<(IpAddr, u8)>,
@@ -159,6 +163,8 @@ pub struct Interface {
 const MAX_RESOLVING: usize = 256;
 /// Groups joined for sending are left when unused for a minute: the data path is asked this often.
 const ASK_USE: Duration = Duration::from_secs(20);
+/// Next hops, and destinations behind each, of which is remembered that their senders were told a smaller MTU.
+const MAX_TOLD: usize = 1024;
 /// Next hops kept; more destinations than this make a fresh start.
 const MAX_HOPS: usize = 16_384;
 
@@ -215,6 +221,7 @@ impl Interface {
                 seed ^ 1,
             ),
             neighbours: Neighbours::new(config.neighbours.clone(), seed ^ 2),
+            told_too_big: BTreeMap::new(),
             resolving: Vec::new(),
             addresses: BTreeSet::new(),
             host_groups: BTreeSet::new(),
@@ -347,6 +354,7 @@ impl Interface {
             } else if let Some(output) = self.connections.poll_output() {
                 match output {
                     Output::Send(mad) => self.agent.send(mad),
+                    Output::Opened(hops) => self.tell_larger_mtu(&hops),
                     Output::Again(frames) => {
                         frames.into_iter().for_each(|f| self.send_ip(now, f));
                     }
@@ -365,7 +373,13 @@ impl Interface {
     fn upcall(&mut self, now: Instant, upcall: Upcall) {
         match upcall {
             Upcall::Miss(frame) => self.send_ip(now, frame),
-            Upcall::TooBig(packet, mtu) => self.icmp_error(now, &packet, Reason::TooBig(mtu)),
+            Upcall::TooBig(packet, mtu) => {
+                if self.note_too_big(&packet, mtu) {
+                    self.icmp_error(now, &packet, Reason::TooBig(mtu));
+                } else {
+                    Counters::bump(&self.plane.counters().icmp_suppressed);
+                }
+            }
             Upcall::Used(key) => self.used(now, key),
             Upcall::Connect(ip) => self.connections.used(now, ip),
             Upcall::Connection(serial, event) => self.connections.qp_event(now, serial, event),
@@ -436,6 +450,7 @@ impl Interface {
             if packet.len() > mtu {
                 if !self.plane.send_fragments(&self.table, to, frame) {
                     Counters::bump(&self.plane.counters().tx_drop_too_big);
+                    self.note_too_big(packet, mtu);
                     self.icmp_error(now, packet, Reason::TooBig(mtu));
                 }
                 continue;
@@ -450,6 +465,35 @@ impl Interface {
             Counters::bump(&counters.tx_packets);
             Counters::add(&counters.tx_bytes, packet.len() as u64);
             Counters::add(&counters.tx_multicast, u64::from(to.is_group()));
+        }
+    }
+
+    /// Remembers who is told this MTU for want of a connection. False: there is one by now.
+    fn note_too_big(&mut self, packet: &[u8], mtu: usize) -> bool {
+        let Some(ip) = destination(packet) else {
+            return true;
+        };
+        let Some(Hop::Neighbour(hop)) = self.table.hops.get(&ip) else {
+            return true;
+        };
+        let Some(to) = self.table.neighbours.get(hop) else {
+            return true;
+        };
+        if self.mode() == Mode::Connected && self.told_too_big.len() < MAX_TOLD {
+            let told = self.told_too_big.entry(*hop).or_default();
+            if told.len() < MAX_TOLD {
+                told.insert(ip);
+            }
+        }
+        to.mtu_now() <= mtu
+    }
+
+    /// Now there is a connection to the neighbours at these addresses.
+    fn tell_larger_mtu(&mut self, hops: &[IpAddr]) {
+        for hop in hops {
+            for destination in self.told_too_big.remove(hop).unwrap_or_default() {
+                self.host.forget_path_mtu(destination);
+            }
         }
     }
 

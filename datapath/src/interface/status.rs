@@ -1,6 +1,6 @@
 //! What an operator sees of an interface: `ipoib show link|neigh|path|mcast|stats`.
 
-use super::Interface;
+use super::{Interface, Mode};
 use arp::NeighbourInfo;
 use serde::Serialize;
 use std::net::IpAddr;
@@ -222,6 +222,10 @@ impl Interface {
     pub(super) fn neighbour(&self, now: Instant, n: NeighbourInfo) -> NeighbourStatus {
         let to = self.table.neighbours.get(&n.ip);
         let (connection, waiting) = self.connections.describe(now, n.ip).unzip();
+        let offers_none = self.mode() == Mode::Connected
+            && n.address.is_some_and(|address| !address.accepts_rc());
+        let connection =
+            connection.or_else(|| offers_none.then(|| "none: it offers none (no RC flag)".into()));
         NeighbourStatus {
             ip: n.ip,
             state: n.state.to_string(),

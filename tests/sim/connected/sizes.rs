@@ -17,7 +17,11 @@ fn every_size(seed: u64, kinds: [Kind; 2], limits: [u32; 2], steps: [usize; 2]) 
         }
         for neighbour in sim.interface(from).neighbour_status(sim.now()) {
             assert_eq!(neighbour.mtu, Some(limit), "{neighbour:?}");
-            let words = (limit == MTU).then_some("connected");
+            let words = match (kinds[from], kinds[1 - from]) {
+                (Connected, Deaf) => Some("none: it offers none (no RC flag)"),
+                (Connected, _) => Some("connected"),
+                _ => None,
+            };
             assert_eq!(neighbour.connection.as_deref(), words, "{neighbour:?}");
         }
         let mtu = sim.interface(from).link_status().mtu;

@@ -56,6 +56,8 @@ pub(super) struct Local {
 pub(super) enum Output {
     /// A CM message.
     Send(MadSend),
+    /// There is a connection to the neighbours at these addresses now.
+    Opened(Vec<IpAddr>),
     /// Packets that waited: to be sent anew, each as its peer's lane says now.
     Again(Vec<Vec<u8>>),
 }
@@ -274,6 +276,9 @@ impl Connections {
             .entry(key)
             .or_insert_with(|| Peer::new(key, entry.path, mode));
         peer.users += usize::from(is_new);
+        if is_new && matches!(peer.state, State::Up(_)) {
+            self.outputs.push_back(Output::Opened(vec![ip]));
+        }
         if peer.path != entry.path {
             peer.path = entry.path;
             peer.failures = 0;
@@ -442,6 +447,8 @@ impl Connections {
             plane: self.plane.clone(),
         };
         let init = ConnectedInit {
+            // Of small packets too, about what TCP may have on its way.
+            max_sends: 2048,
             max_message: self.config.receive_mtu + ENCAP_LEN as u32,
             ..ConnectedInit::default()
         };
@@ -494,8 +501,12 @@ impl Connections {
             State::Connecting(_) => peer.lane.set(Way::Waiting, false),
             State::Up(id) => {
                 if let Some(connection) = self.connections.get(&id) {
+                    peer.last_failure = None;
                     let (qp, mtu) = (connection.qp.clone(), connection.mtu);
                     peer.lane.set(Way::Connected { qp, mtu }, false);
+                    let there = self.addresses.iter().filter(|(_, at)| **at == key);
+                    let there = there.map(|(ip, _)| *ip).collect();
+                    self.outputs.push_back(Output::Opened(there));
                 }
             }
             State::Idle | State::Held { .. } => peer.lane.set(Way::Datagram, false),
@@ -522,6 +533,7 @@ impl Connections {
             .saturating_mul(1 << peer.failures.min(16));
         let wait = doubled.min(self.config.hold_down_max);
         peer.failures = peer.failures.saturating_add(1);
+        peer.last_failure = Some(why.clone());
         tracing::debug!(peer = %key.0, qpn = %key.1, %why, "no connection for now");
         let until = now + wait;
         self.enter(key, State::Held { until, why });
@@ -557,7 +569,10 @@ impl Connections {
         let peer = self.peers.get(self.addresses.get(&ip)?)?;
         let words = match &peer.state {
             State::Idle if self.mode == Mode::Datagram => return None,
-            State::Idle => "idle".into(),
+            State::Idle => match &peer.last_failure {
+                Some(why) => format!("idle; the last failed: {why}"),
+                None => "idle".into(),
+            },
             State::Connecting(_) => "connecting".into(),
             State::Up(_) => "connected".into(),
             State::Held { until, why } => {

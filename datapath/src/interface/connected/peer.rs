@@ -37,6 +37,8 @@ pub(super) struct Peer {
     pub(super) queue: VecDeque<Vec<u8>>,
     /// In a row.
     pub(super) failures: u32,
+    /// Why there is no connection, or was none before the next packet.
+    pub(super) last_failure: Option<String>,
     /// Which service ID it is asked by.
     pub(super) dialect: Dialect,
 }
@@ -54,6 +56,7 @@ impl Peer {
             state: State::Idle,
             queue: VecDeque::new(),
             failures: 0,
+            last_failure: None,
             dialect: Dialect::Linux,
         }
     }
