@@ -48,7 +48,7 @@ impl Destination {
             .as_deref()
             .map(Arc::as_ref)
         {
-            Some(Way::Connected { mtu, .. }) => *mtu,
+            Some(Way::Connected { mtu, .. }) => self.mtu.max(*mtu),
             _ => self.mtu,
         }
     }

@@ -180,7 +180,8 @@ impl Plane {
             {
                 lane.ask_again();
             }
-            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
+            // A datagram carries what the peer takes by no connection.
+            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu.max(to.mtu));
             if packet.len() > mtu {
                 // In the order in which they came.
                 identity.qp.post_send(&sends);
@@ -193,7 +194,9 @@ impl Plane {
             }
             to.packets.fetch_add(1, Relaxed);
             to.bytes.fetch_add(packet.len() as u64, Relaxed);
-            if let Some((qp, _)) = connection {
+            if let Some((qp, mtu)) = connection
+                && packet.len() <= mtu
+            {
                 run.push(self, qp, frame);
                 continue;
             }

@@ -446,7 +446,7 @@ impl Interface {
                 (_, Some(Way::Connected { qp, mtu })) => Some((qp, *mtu)),
                 _ => None,
             };
-            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu);
+            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu.max(to.mtu));
             if packet.len() > mtu {
                 if !self.plane.send_fragments(&self.table, to, frame) {
                     Counters::bump(&self.plane.counters().tx_drop_too_big);
@@ -455,7 +455,9 @@ impl Interface {
                 }
                 continue;
             }
-            if let Some((qp, _)) = connection {
+            if let Some((qp, mtu)) = connection
+                && packet.len() <= mtu
+            {
                 self.plane
                     .post_connected(&**qp, &[ConnectedSend::message(frame)]);
                 continue;

@@ -5,6 +5,7 @@ mod chaos;
 mod churn;
 mod crossing;
 mod lost;
+mod numbers;
 mod sizes;
 mod vanished;
 
