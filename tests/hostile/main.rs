@@ -5,6 +5,7 @@
 
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
+mod connections;
 mod corpus;
 mod datagrams;
 #[allow(dead_code)]

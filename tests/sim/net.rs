@@ -132,7 +132,12 @@ struct State {
     lost: u64,
     carried: u64,
     losses: Vec<Loss>,
+    /// Inputs that find a full queue.
+    refused: Option<Refused>,
 }
+
+/// Which inputs.
+type Refused = Box<dyn Fn(&Input) -> bool + Send>;
 
 /// Packets of one direction of a cable that do not arrive.
 struct Loss {
@@ -190,6 +195,7 @@ impl Net {
             lost: 0,
             carried: 0,
             losses: Vec::new(),
+            refused: None,
         })))
     }
 
@@ -240,8 +246,19 @@ impl Net {
         self.0.lock().push(at, event);
     }
     pub fn put(&self, machine: MachineId, input: Input) -> bool {
-        self.0.lock().inbox.push_back((machine, input));
-        true
+        let mut state = self.0.lock();
+        let is_full = state
+            .refused
+            .as_ref()
+            .is_some_and(|matches| matches(&input));
+        if !is_full {
+            state.inbox.push_back((machine, input));
+        }
+        !is_full
+    }
+    /// From now on the queues of control have no room for these.
+    pub fn refuse(&self, matches: impl Fn(&Input) -> bool + Send + 'static) {
+        self.0.lock().refused = Some(Box::new(matches));
     }
     pub fn take_input(&self) -> Option<(MachineId, Input)> {
         self.0.lock().inbox.pop_front()

@@ -105,6 +105,10 @@ impl Cm {
         if req.transport_service_type > 1 {
             return self.refuse(from, &req, RejectReason::INVALID_TRANSPORT_TYPE);
         }
+        let of_lid = |c: &&Connection| !c.is_requester && c.address.dlid == from.address.dlid;
+        if self.connections.values().filter(of_lid).count() >= self.config.max_from_lid {
+            return self.refuse(from, &req, RejectReason::NO_RESOURCES);
+        }
         let Ok(id) = self.free_id() else {
             return self.refuse(from, &req, RejectReason::NO_RESOURCES);
         };

@@ -34,13 +34,13 @@ pub struct Cm {
     connections: BTreeMap<ConnectionId, Connection>,
     outputs: VecDeque<CmOutput>,
     counters: CmCounters,
-    next_id: u32,
+    rng: Rng,
     next_tid: u32,
     reject_data: [u8; 148],
 }
 
 impl Cm {
-    /// Without connections. Numbers start at random values of `seed`, so that a restarted program is not taken for its predecessor.
+    /// Without connections. Numbers are random by `seed`, so that nobody guesses them and a restarted program is not taken for its predecessor.
     pub fn new(config: CmConfig, seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         Cm {
@@ -49,8 +49,8 @@ impl Cm {
             connections: BTreeMap::new(),
             outputs: VecDeque::new(),
             counters: CmCounters::default(),
-            next_id: rng.u32(..),
             next_tid: rng.u32(..),
+            rng,
             reject_data: [0; 148],
         }
     }
@@ -286,8 +286,8 @@ impl Cm {
         }
         // Ends: there are fewer connections than numbers. 0 stands for none in REJ.
         loop {
-            self.next_id = self.next_id.wrapping_add(1);
-            let id = ConnectionId(self.next_id);
+            // Whoever knows the number of one connection must not guess, and end, those of others.
+            let id = ConnectionId(self.rng.u32(..));
             if id.0 != 0 && !self.connections.contains_key(&id) {
                 return Ok(id);
             }

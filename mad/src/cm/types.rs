@@ -65,6 +65,8 @@ pub struct CmConfig {
     pub time_wait: Duration,
     /// Connections at once, those that rest included.
     pub max_connections: usize,
+    /// Those of them that were asked for from one LID: one node must not take all.
+    pub max_from_lid: usize,
 }
 
 impl CmConfig {
@@ -77,6 +79,7 @@ impl CmConfig {
             max_retries: 7,
             time_wait: Duration::from_secs(1),
             max_connections: 4096,
+            max_from_lid: 512,
         }
     }
 }

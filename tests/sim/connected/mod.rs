@@ -7,6 +7,7 @@ mod crossing;
 mod lost;
 mod numbers;
 mod sizes;
+mod unheard;
 mod vanished;
 
 use crate::basic::one_switch;

@@ -6,7 +6,7 @@ use super::{Connections, Phase, Way};
 use mad::ConnectionId;
 use std::time::{Duration, Instant};
 use verbs::QpState;
-use wire::Gid;
+use wire::{Gid, Lid};
 
 /// Between two looks at all connections, at most.
 const LOOK: Duration = Duration::from_secs(10);
@@ -117,9 +117,10 @@ impl Connections {
     }
 
     /// A peer that asks again and again has forgotten what it had.
-    pub(super) fn close_oldest_of(&mut self, now: Instant, peer: PeerKey) {
+    pub(super) fn close_oldest_of(&mut self, now: Instant, peer: PeerKey, lid: Lid) {
         let all = self.connections.iter();
-        let of_peer = all.filter(|(_, c)| c.peer == peer && !c.is_own && c.phase != Phase::Closing);
+        let same = |c: &super::Connection| (c.peer, c.lid) == (peer, lid);
+        let of_peer = all.filter(|(_, c)| same(c) && !c.is_own && c.phase != Phase::Closing);
         let serials: Vec<_> = of_peer.map(|(id, c)| (c.serial, *id)).collect();
         if serials.len() >= self.config.max_from_peer
             && let Some((_, id)) = serials.into_iter().min()

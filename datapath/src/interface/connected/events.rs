@@ -86,7 +86,7 @@ impl Connections {
         if let Err(reason) = self.acceptable(&local, req, peer, dialect) {
             return self.refuse(id, reason);
         }
-        self.close_oldest_of(now, peer);
+        self.close_oldest_of(now, peer, from.dlid);
         if !self.make_room(now) {
             return self.refuse(id, RejectReason::NO_QP);
         }
@@ -111,8 +111,11 @@ impl Connections {
         }
         let connection = Connection {
             peer,
+            lid: from.dlid,
             is_own: false,
-            is_duplex: dialect == Dialect::Rfc && mtu.is_some(),
+            is_duplex: dialect == Dialect::Rfc
+                && mtu.is_some()
+                && from.dlid == req.primary.local_lid,
             mtu: mtu.unwrap_or_default().min(MAX_MTU as usize),
             serial,
             qp,
@@ -238,9 +241,7 @@ impl Connections {
         if self.mode == super::Mode::Datagram {
             return false;
         }
-        let mut all = self.connections.iter();
-        let usable = all.find(|(_, c)| c.peer == key && c.phase == Phase::Open && c.is_duplex);
-        let Some(id) = usable.map(|(id, _)| *id) else {
+        let Some(id) = self.duplex_with(key, |c| c.phase == Phase::Open) else {
             return false;
         };
         match self.peers.get(&key).map(|peer| &peer.state) {
@@ -297,14 +298,20 @@ impl Connections {
 
     /// Uses the peer's connection for both directions, now or when it is open; false if there is none.
     pub(super) fn await_duplex(&mut self, key: PeerKey) -> bool {
-        let mut all = self.connections.iter();
-        let coming = all.find(|(_, c)| c.peer == key && c.is_duplex && c.phase != Phase::Closing);
-        let Some(id) = coming.map(|(id, _)| *id) else {
+        let Some(id) = self.duplex_with(key, |c| c.phase != Phase::Closing) else {
             return false;
         };
         self.enter(key, State::Connecting(id));
         self.adopt(key);
         true
+    }
+
+    /// A connection that the peer asked for, for both directions. Where the peer is, ARP and the SA say; not whoever asks in its name.
+    fn duplex_with(&self, key: PeerKey, is: impl Fn(&Connection) -> bool) -> Option<ConnectionId> {
+        let at = self.peers.get(&key)?.path.dlid;
+        let suits = |c: &Connection| c.peer == key && c.lid == at && c.is_duplex && is(c);
+        let mut all = self.connections.iter();
+        all.find(|(_, c)| suits(c)).map(|(id, _)| *id)
     }
 
     /// Is `id` the connection that the peer's packets go by, or are to?

@@ -94,6 +94,8 @@ pub(super) struct Counters {
 /// One connection, from its request until the CM releases it.
 struct Connection {
     peer: PeerKey,
+    /// Where the peer's messages come from, whoever it says it is.
+    lid: Lid,
     /// This side asked for it.
     is_own: bool,
     /// One of a peer's that this side may send by, too.
@@ -157,6 +159,7 @@ impl Connections {
         let cm = CmConfig {
             // Those that rest after their end count there too.
             max_connections: 2 * config.max_connections,
+            max_from_lid: (config.max_connections / 4).max(config.max_from_peer),
             ..CmConfig::new(node_guid, tid_high)
         };
         Connections {
@@ -414,6 +417,7 @@ impl Connections {
             Ok(id) => {
                 let connection = Connection {
                     peer: key,
+                    lid: path.dlid,
                     is_own: true,
                     is_duplex: false,
                     mtu: 0,

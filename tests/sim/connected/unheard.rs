@@ -1,0 +1,77 @@
+//! The queues of control are full: what the data path and queue pairs tell is lost.
+
+use super::*;
+use crate::net::{Death, is_cm};
+use crate::sim::Input;
+use datapath::plane::Upcall;
+use wire::mad::AttrId;
+
+/// Control hears nothing of what happens at queue pairs.
+fn deaf_to_queue_pairs(sim: &Sim) {
+    sim.net.refuse(|input| {
+        matches!(
+            input,
+            Input::Interface(datapath::Input::Upcall(Upcall::Connection(..)))
+        )
+    });
+}
+
+/// Long packets until one is answered.
+fn until_reached(sim: &mut Sim, limit: Duration) {
+    let start = sim.elapsed();
+    while ask(sim, 0, host::v4(1), 60_000, SECOND / 2) != Outcome::Answered {
+        assert!(
+            sim.elapsed() - start < limit,
+            "not reached within {limit:?}"
+        );
+        sim.run_for(SECOND / 10);
+    }
+}
+
+#[test]
+fn neither_a_lost_confirmation_nor_a_dead_peer_strands_anybody() {
+    for (seed, death) in [(230, Death::Silent), (231, Death::Noticed)] {
+        let mut sim = pair(seed, [Kind::Connected, Kind::Connected]);
+        deaf_to_queue_pairs(&sim);
+        // The listener learns neither by the RTU nor by packets that its connection is open.
+        let is_rtu = |p: &wire::packet::Packet<'_>| is_cm(p, AttrId::CM_RTU);
+        let lost = sim.net.lose(sim.alive(0).cable, 1, u64::MAX, is_rtu);
+        until_reached(&mut sim, 5 * SECOND);
+        sim.run_for(10 * SECOND);
+        assert!(lost.count() > 1);
+        drop(lost);
+        until_reached(&mut sim, 10 * SECOND);
+        sim.kill(1, death);
+        sim.ping_sized(0, host::v4(1), 60_000);
+        sim.run_for(SECOND / 10);
+        sim.start(1);
+        until_reached(&mut sim, 30 * SECOND);
+        for (h, limit) in [(0, 2), (1, 2)] {
+            let (own, of_peers) = open(&sim, h);
+            assert!(own + of_peers <= limit, "host {h}: {own}, {of_peers}");
+        }
+    }
+}
+
+#[test]
+fn wishes_for_connections_that_are_lost_are_repeated() {
+    let mut sim = pair(232, [Kind::Connected, Kind::Connected]);
+    sim.net.refuse(|input| {
+        matches!(
+            input,
+            Input::Interface(datapath::Input::Upcall(
+                Upcall::Connect(_) | Upcall::Used(_) | Upcall::TooBig(..)
+            ))
+        )
+    });
+    for _ in 0..5 {
+        let small = ask(&mut sim, 0, host::v4(1), 100, SECOND);
+        assert_eq!(small, Outcome::Answered);
+    }
+    assert_eq!(open(&sim, 0), (0, 0));
+    sim.net.refuse(|_| false);
+    let small = ask(&mut sim, 0, host::v4(1), 100, SECOND);
+    assert_eq!(small, Outcome::Answered);
+    sim.run_for(SECOND);
+    assert_eq!(open(&sim, 0).0, 1);
+}
