@@ -60,6 +60,17 @@ impl Machine for Interface {
     fn is_finished(&self) -> bool {
         Interface::is_finished(self)
     }
+    fn bytes(input: &Input) -> usize {
+        match input {
+            Input::Upcall(
+                Upcall::Miss(packet)
+                | Upcall::TooBig(packet, _)
+                | Upcall::Arp(_, packet)
+                | Upcall::Nd(_, packet),
+            ) => packet.len(),
+            _ => 0,
+        }
+    }
     fn is_bulk(input: &Input) -> bool {
         matches!(
             input,

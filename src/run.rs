@@ -1,7 +1,9 @@
 //! Runs sans-IO state machines on threads: one thread each, fed by channels, woken by its own next timeout.
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select, select_biased};
+use crossbeam_channel::{Receiver, Sender, bounded, select, select_biased};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,17 +26,25 @@ pub trait Machine: Send + 'static {
     fn is_bulk(_input: &Self::Input) -> bool {
         false
     }
+    /// Bytes of packets in an input.
+    fn bytes(_input: &Self::Input) -> usize {
+        0
+    }
 }
 
 type Call<M> = Box<dyn FnOnce(&mut M, Instant) + Send>;
 
 /// Inputs waiting at most, in each of the two classes. A full queue drops, and whoever put the input counts.
 const QUEUE: usize = 8192;
+/// Bytes of bulk inputs that wait at most: of packets of connected mode far less than [`QUEUE`].
+const QUEUE_BYTES: usize = 32 << 20;
 
 /// The sending side of a machine's queues; cheap to clone.
 pub struct Inbox<M: Machine> {
     inputs: Sender<M::Input>,
     bulk: Sender<M::Input>,
+    /// Of what is in `bulk`.
+    bulk_bytes: Arc<AtomicUsize>,
     calls: Sender<Call<M>>,
     stop: Sender<()>,
     ended: Receiver<Never>,
@@ -45,6 +55,7 @@ impl<M: Machine> Clone for Inbox<M> {
         Inbox {
             inputs: self.inputs.clone(),
             bulk: self.bulk.clone(),
+            bulk_bytes: self.bulk_bytes.clone(),
             calls: self.calls.clone(),
             stop: self.stop.clone(),
             ended: self.ended.clone(),
@@ -56,6 +67,7 @@ impl<M: Machine> Clone for Inbox<M> {
 pub struct Outbox<M: Machine> {
     inputs: Receiver<M::Input>,
     bulk: Receiver<M::Input>,
+    bulk_bytes: Arc<AtomicUsize>,
     calls: Receiver<Call<M>>,
     stop: Receiver<()>,
     /// Dropped last: whoever sees the end finds all answers.
@@ -69,9 +81,11 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
     let (calls, calls_out) = bounded(64);
     let (stop, stop_out) = bounded(1);
     let (at_end, ended) = bounded(0);
+    let bulk_bytes = Arc::<AtomicUsize>::default();
     let outbox = Outbox {
         inputs: inputs_out,
         bulk: bulk_out,
+        bulk_bytes: bulk_bytes.clone(),
         calls: calls_out,
         stop: stop_out,
         _at_end: at_end,
@@ -80,6 +94,7 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
         Inbox {
             inputs,
             bulk,
+            bulk_bytes,
             calls,
             stop,
             ended,
@@ -91,15 +106,16 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
 impl<M: Machine> Inbox<M> {
     /// Puts an input; false if it was dropped.
     pub fn put(&self, input: M::Input) -> bool {
-        let queue = if M::is_bulk(&input) {
-            &self.bulk
-        } else {
-            &self.inputs
-        };
-        match queue.try_send(input) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+        if !M::is_bulk(&input) {
+            return self.inputs.try_send(input).is_ok();
         }
+        let bytes = M::bytes(&input);
+        let before = self.bulk_bytes.fetch_add(bytes, Relaxed);
+        let taken = before + bytes <= QUEUE_BYTES && self.bulk.try_send(input).is_ok();
+        if !taken {
+            self.bulk_bytes.fetch_sub(bytes, Relaxed);
+        }
+        taken
     }
 
     /// Runs `f` on the machine's thread and returns what it returns; `None` if the machine has ended.
@@ -203,7 +219,10 @@ fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
             recv(outbox.stop) -> _ => return,
             recv(outbox.calls) -> call => if let Ok(call) = call { call(&mut machine, Instant::now()) },
             recv(outbox.inputs) -> input => if let Ok(input) = input { machine.handle(Instant::now(), input) },
-            recv(outbox.bulk) -> input => if let Ok(input) = input { machine.handle(Instant::now(), input) },
+            recv(outbox.bulk) -> input => if let Ok(input) = input {
+                outbox.bulk_bytes.fetch_sub(M::bytes(&input), Relaxed);
+                machine.handle(Instant::now(), input);
+            },
             default(wait) => {},
         }
     }
@@ -236,6 +255,9 @@ mod tests {
         }
         fn is_bulk(input: &u32) -> bool {
             *input >= 10 && *input != 99
+        }
+        fn bytes(input: &u32) -> usize {
+            *input as usize
         }
     }
 
@@ -295,5 +317,24 @@ mod tests {
     fn a_full_queue_says_so() {
         let (inbox, _outbox) = queues::<Counter>();
         assert_eq!((0..QUEUE + 5).filter(|_| inbox.put(1)).count(), QUEUE);
+        assert_eq!((0..QUEUE + 5).filter(|_| inbox.put(10)).count(), QUEUE);
+    }
+
+    #[test]
+    fn long_packets_fill_the_queue_until_they_are_taken_out() {
+        let (inbox, outbox) = queues::<Counter>();
+        let half = QUEUE_BYTES as u32 / 2;
+        assert_eq!(
+            [half, half, 10, 1].map(|n| inbox.put(n)),
+            [true, true, false, true]
+        );
+        let machine = Counter {
+            seen: vec![],
+            until: None,
+            ticks: 0,
+        };
+        let running = spawn("test", inbox.clone(), outbox, machine).expect("thread");
+        while running.inbox().call(|m, _| m.seen.len()) != Some(3) {}
+        assert!(inbox.put(half));
     }
 }
