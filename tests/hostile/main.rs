@@ -17,6 +17,7 @@ mod mutate;
 #[allow(dead_code)]
 #[path = "../sim/net.rs"]
 mod net;
+mod races;
 #[allow(dead_code)]
 #[path = "../sim/sim.rs"]
 mod sim;

@@ -81,7 +81,7 @@ impl Victim {
                 name: format!("ib{h}"),
                 ..InterfaceConfig::default()
             },
-            max_packet: 2044,
+            max_packet: 65_535,
         };
         let node = Node::start(config, Arc::new(netdev), Box::new(Routes)).unwrap();
         for (ip, prefix) in [
