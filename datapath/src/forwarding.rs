@@ -1,11 +1,12 @@
 //! The forwarding table: what the data path knows. Control builds it, the data path reads an immutable snapshot.
 
-use crate::interface::connected::lane::{Lane, Way};
+use crate::interface::connected::lane::{Lane, PeerKey, Way};
+use arc_swap::Guard;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use verbs::{AddressHandle, UdQueuePair, UdSend};
+use verbs::{AddressHandle, ConnectedQueuePair, UdQueuePair, UdSend};
 use wire::ipoib::Scope;
 use wire::ipoib::mgid::{ipv4_multicast_gid, ipv6_multicast_gid};
 use wire::{Gid, Lid, PKey, QKey, Qpn};
@@ -25,6 +26,18 @@ pub(crate) struct Destination {
     pub(crate) bytes: AtomicU64,
 }
 
+/// What is to be done with a packet.
+pub(crate) enum Course<'a> {
+    /// Send it by this connection.
+    Connection(&'a Arc<dyn ConnectedQueuePair>),
+    /// Send it as a datagram.
+    Datagram,
+    /// It waits for the connection to this peer.
+    Wait(PeerKey),
+    /// No more than so many bytes go there.
+    TooBig(usize),
+}
+
 impl Destination {
     pub(crate) fn new(ah: AddressHandle, qpn: Qpn, mtu: usize, report_use: bool) -> Self {
         let report_use = AtomicBool::new(report_use);
@@ -39,18 +52,34 @@ impl Destination {
         }
     }
 
+    /// How packets go there now; none: as datagrams.
+    pub(crate) fn way(&self) -> Option<Guard<Arc<Way>>> {
+        self.lane.as_ref().map(|lane| lane.way())
+    }
+
+    /// What `way` means for an IP packet of `len` bytes.
+    pub(crate) fn course<'a>(&self, way: &'a Option<Guard<Arc<Way>>>, len: usize) -> Course<'a> {
+        match (&self.lane, way.as_deref().map(Arc::as_ref)) {
+            (_, Some(Way::Connected { qp, mtu })) if len <= *mtu => Course::Connection(qp),
+            // Also what the peer takes by no connection.
+            _ if len <= self.mtu => Course::Datagram,
+            (Some(lane), Some(Way::Waiting)) => Course::Wait(lane.peer),
+            _ => Course::TooBig(self.mtu_now()),
+        }
+    }
+
     /// Largest IP packet that goes there now, bytes.
     pub(crate) fn mtu_now(&self) -> usize {
-        match self
-            .lane
-            .as_ref()
-            .map(|lane| lane.way())
-            .as_deref()
-            .map(Arc::as_ref)
-        {
+        match self.way().as_deref().map(Arc::as_ref) {
             Some(Way::Connected { mtu, .. }) => self.mtu.max(*mtu),
             _ => self.mtu,
         }
+    }
+
+    /// An IP packet of so many bytes was sent.
+    pub(crate) fn count(&self, len: usize) {
+        self.packets.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(len as u64, Relaxed);
     }
 
     /// Is it a group, and no neighbour?

@@ -3,9 +3,8 @@
 //! What needs a state machine (a destination that is not in the table, ARP, ND) is copied and handed to control.
 
 use crate::counters::Counters;
-use crate::forwarding::{Destination, Forwarding, Identity, Key, destination};
+use crate::forwarding::{Course, Destination, Forwarding, Identity, Key, destination};
 use crate::fragment;
-use crate::interface::connected::lane::Way;
 use crate::netdev::{HEADROOM, Netdev, PacketBatch};
 use arc_swap::ArcSwap;
 use arp::Source;
@@ -161,16 +160,13 @@ impl Plane {
                 continue;
             };
             last = Some((ip, (key, to)));
-            let way = to.lane.as_ref().map(|lane| lane.way());
-            let connection = match way.as_deref().map(Arc::as_ref) {
-                Some(Way::Waiting) if packet.len() > to.mtu => {
-                    Counters::bump(&c.tx_miss);
-                    self.upcall(Upcall::Miss(frame.to_vec()));
-                    continue;
-                }
-                Some(Way::Connected { qp, mtu }) => Some((qp, *mtu)),
-                _ => None,
-            };
+            let way = to.way();
+            let course = to.course(&way, packet.len());
+            if let Course::Wait(_) = course {
+                Counters::bump(&c.tx_miss);
+                self.upcall(Upcall::Miss(frame.to_vec()));
+                continue;
+            }
             if to.first_use() {
                 self.upcall(Upcall::Used(key));
             }
@@ -180,34 +176,34 @@ impl Plane {
             {
                 lane.ask_again();
             }
-            // A datagram carries what the peer takes by no connection.
-            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu.max(to.mtu));
-            if packet.len() > mtu {
-                // In the order in which they came.
-                identity.qp.post_send(&sends);
-                sends.clear();
-                if !self.send_fragments(&table, to, frame) {
-                    Counters::bump(&c.tx_drop_too_big);
-                    self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), mtu));
+            match course {
+                Course::Connection(qp) => {
+                    to.count(packet.len());
+                    run.push(self, qp, frame);
                 }
-                continue;
+                Course::Datagram => {
+                    to.count(packet.len());
+                    packets += 1;
+                    bytes += packet.len() as u64;
+                    multicast += u64::from(matches!(key, Key::Group(_)));
+                    if sends.is_full() {
+                        identity.qp.post_send(&sends);
+                        sends.clear();
+                    }
+                    sends.push(identity.send(to, frame));
+                }
+                Course::TooBig(mtu) => {
+                    // In the order in which they came.
+                    identity.qp.post_send(&sends);
+                    sends.clear();
+                    if !self.send_fragments(&table, to, frame) {
+                        Counters::bump(&c.tx_drop_too_big);
+                        self.upcall(Upcall::TooBig(crate::icmp::quote(packet).to_vec(), mtu));
+                    }
+                }
+                // Done above.
+                Course::Wait(_) => {}
             }
-            to.packets.fetch_add(1, Relaxed);
-            to.bytes.fetch_add(packet.len() as u64, Relaxed);
-            if let Some((qp, mtu)) = connection
-                && packet.len() <= mtu
-            {
-                run.push(self, qp, frame);
-                continue;
-            }
-            packets += 1;
-            bytes += packet.len() as u64;
-            multicast += u64::from(matches!(key, Key::Group(_)));
-            if sends.is_full() {
-                identity.qp.post_send(&sends);
-                sends.clear();
-            }
-            sends.push(identity.send(to, frame));
         }
         if !sends.is_empty() {
             identity.qp.post_send(&sends);

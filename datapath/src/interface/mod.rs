@@ -15,12 +15,12 @@ pub mod status;
 pub use connected::{ConnectedConfig, Mode, ParseModeError};
 
 use crate::counters::Counters;
-use crate::forwarding::{Destination, Forwarding, Hop, destination, is_group};
+use crate::forwarding::{Course, Destination, Forwarding, Hop, destination, is_group};
 use crate::host::{HostEvent, NextHop};
 use crate::icmp::{self, RateLimit, Reason};
 use crate::plane::{Plane, Upcall};
 use arp::{NeighbourConfig, Neighbours};
-use connected::{Connections, Output, lane::Way};
+use connected::{Connections, Output};
 use device::Mtu;
 use mad::{RequestId, SaClient, SaClientConfig};
 use multicast::{Groups, GroupsConfig, RequestTag};
@@ -421,7 +421,7 @@ impl Interface {
             if to.first_use() {
                 self.used(now, key);
             }
-            return self.send_to(now, &to, &[frame]);
+            return self.send_to(now, &to, vec![frame]);
         }
         match self.table.hops.get(&ip) {
             Some(Hop::Neighbour(hop)) if !multicast => self.neighbours.send(now, *hop, frame),
@@ -431,42 +431,36 @@ impl Interface {
     }
 
     /// Sends packets from control: the queue that waited for a neighbour or group.
-    fn send_to(&mut self, now: Instant, to: &Destination, frames: &[Vec<u8>]) {
+    fn send_to(&mut self, now: Instant, to: &Destination, frames: Vec<Vec<u8>>) {
         let Some(identity) = self.table.identity.clone() else {
             return;
         };
         for frame in frames {
             let packet = frame.get(ENCAP_LEN..).unwrap_or_default();
-            let way = to.lane.as_ref().map(|lane| lane.way());
-            let connection = match (&to.lane, way.as_deref().map(Arc::as_ref)) {
-                (Some(lane), Some(Way::Waiting)) if packet.len() > to.mtu => {
-                    self.connections.send(now, lane.peer, frame.clone());
-                    continue;
+            let way = to.way();
+            match to.course(&way, packet.len()) {
+                Course::Connection(qp) => {
+                    to.count(packet.len());
+                    self.plane
+                        .post_connected(&**qp, &[ConnectedSend::message(&frame)]);
                 }
-                (_, Some(Way::Connected { qp, mtu })) => Some((qp, *mtu)),
-                _ => None,
-            };
-            let mtu = connection.map_or(to.mtu, |(_, mtu)| mtu.max(to.mtu));
-            if packet.len() > mtu {
-                if !self.plane.send_fragments(&self.table, to, frame) {
-                    Counters::bump(&self.plane.counters().tx_drop_too_big);
-                    self.note_too_big(packet, mtu);
-                    self.icmp_error(now, packet, Reason::TooBig(mtu));
+                Course::Datagram => {
+                    to.count(packet.len());
+                    identity.qp.post_send(&[identity.send(to, &frame)]);
+                    let counters = self.plane.counters();
+                    Counters::bump(&counters.tx_packets);
+                    Counters::add(&counters.tx_bytes, packet.len() as u64);
+                    Counters::add(&counters.tx_multicast, u64::from(to.is_group()));
                 }
-                continue;
+                Course::Wait(peer) => self.connections.send(now, peer, frame),
+                Course::TooBig(mtu) => {
+                    if !self.plane.send_fragments(&self.table, to, &frame) {
+                        Counters::bump(&self.plane.counters().tx_drop_too_big);
+                        self.note_too_big(packet, mtu);
+                        self.icmp_error(now, packet, Reason::TooBig(mtu));
+                    }
+                }
             }
-            if let Some((qp, mtu)) = connection
-                && packet.len() <= mtu
-            {
-                self.plane
-                    .post_connected(&**qp, &[ConnectedSend::message(frame)]);
-                continue;
-            }
-            identity.qp.post_send(&[identity.send(to, frame)]);
-            let counters = self.plane.counters();
-            Counters::bump(&counters.tx_packets);
-            Counters::add(&counters.tx_bytes, packet.len() as u64);
-            Counters::add(&counters.tx_multicast, u64::from(to.is_group()));
         }
     }
 

@@ -73,7 +73,7 @@ impl Interface {
                 self.changed = true;
             }
             Output::Flush { ip, packets } => match self.table.neighbours.get(&ip).cloned() {
-                Some(to) => self.send_to(now, &to, &packets),
+                Some(to) => self.send_to(now, &to, packets),
                 None => Counters::add(
                     &self.plane.counters().tx_drop_unreachable,
                     packets.len() as u64,

@@ -267,7 +267,7 @@ impl Interface {
                 self.changed = true;
             }
             Output::Send { mgid, packets } => match self.table.groups.get(&mgid).cloned() {
-                Some(to) => self.send_to(now, &to, &packets),
+                Some(to) => self.send_to(now, &to, packets),
                 None => Counters::add(
                     &self.plane.counters().tx_drop_multicast,
                     packets.len() as u64,
