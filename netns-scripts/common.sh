@@ -42,12 +42,13 @@ until_true() {
 
 # When process PID was started, in ticks since boot: with it a process id is never another process's.
 start_time() {
-    local stat
+    local stat threads=("/proc/$1/task/"*)
     { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
     stat=${stat##*) } # The name in parentheses may hold spaces.
     # shellcheck disable=SC2086
     set -- $stat
-    [[ $1 != Z ]] && echo "${20}"
+    # A first thread that has ended while others have not is no end: devices and sockets are still there.
+    [[ $1 != Z || ${#threads[@]} -gt 1 ]] && echo "${20}"
 }
 
 # Does NAME run? Sets `pid`.

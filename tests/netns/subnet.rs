@@ -295,10 +295,12 @@ fn watchdog() -> mpsc::Sender<()> {
     alive
 }
 
-/// Is there such a process, and is it not just waiting for its parent to ask how it ended?
+/// Is there such a process, and is it not just waiting for its parent to ask how it ended? As long as one thread has not ended, its devices and
+/// sockets are there, whatever became of the first thread.
 pub(crate) fn runs(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+        .is_ok_and(|stat| threads > 1 || !stat.rsplit(')').next().unwrap().starts_with(" Z"))
 }
 
 impl Drop for Subnet {
