@@ -60,21 +60,15 @@ impl Machine for Interface {
     fn is_finished(&self) -> bool {
         Interface::is_finished(self)
     }
-    fn bytes(input: &Input) -> usize {
+    fn bulk(input: &Input) -> Option<usize> {
         match input {
             Input::Upcall(
                 Upcall::Miss(packet)
                 | Upcall::TooBig(packet, _)
                 | Upcall::Arp(_, packet)
                 | Upcall::Nd(_, packet),
-            ) => packet.len(),
-            _ => 0,
+            ) => Some(packet.len()),
+            _ => None,
         }
-    }
-    fn is_bulk(input: &Input) -> bool {
-        matches!(
-            input,
-            Input::Upcall(Upcall::Miss(_) | Upcall::TooBig(..) | Upcall::Arp(..) | Upcall::Nd(..))
-        )
     }
 }

@@ -23,12 +23,9 @@ pub trait Machine: Send + 'static {
         false
     }
     /// Inputs of which there may be floods (packets without a table entry); they wait behind all others.
-    fn is_bulk(_input: &Self::Input) -> bool {
-        false
-    }
-    /// Bytes of packets in an input.
-    fn bytes(_input: &Self::Input) -> usize {
-        0
+    /// The bytes of such an input's packet; `None` for all others.
+    fn bulk(_input: &Self::Input) -> Option<usize> {
+        None
     }
 }
 
@@ -106,10 +103,9 @@ pub fn queues<M: Machine>() -> (Inbox<M>, Outbox<M>) {
 impl<M: Machine> Inbox<M> {
     /// Puts an input; false if it was dropped.
     pub fn put(&self, input: M::Input) -> bool {
-        if !M::is_bulk(&input) {
+        let Some(bytes) = M::bulk(&input) else {
             return self.inputs.try_send(input).is_ok();
-        }
-        let bytes = M::bytes(&input);
+        };
         let before = self.bulk_bytes.fetch_add(bytes, Relaxed);
         let taken = before + bytes <= QUEUE_BYTES && self.bulk.try_send(input).is_ok();
         if !taken {
@@ -220,7 +216,7 @@ fn drive<M: Machine>(mut machine: M, outbox: &Outbox<M>) {
             recv(outbox.calls) -> call => if let Ok(call) = call { call(&mut machine, Instant::now()) },
             recv(outbox.inputs) -> input => if let Ok(input) = input { machine.handle(Instant::now(), input) },
             recv(outbox.bulk) -> input => if let Ok(input) = input {
-                outbox.bulk_bytes.fetch_sub(M::bytes(&input), Relaxed);
+                outbox.bulk_bytes.fetch_sub(M::bulk(&input).unwrap_or_default(), Relaxed);
                 machine.handle(Instant::now(), input);
             },
             default(wait) => {},
@@ -253,11 +249,8 @@ mod tests {
         fn is_finished(&self) -> bool {
             self.seen.last() == Some(&99)
         }
-        fn is_bulk(input: &u32) -> bool {
-            *input >= 10 && *input != 99
-        }
-        fn bytes(input: &u32) -> usize {
-            *input as usize
+        fn bulk(input: &u32) -> Option<usize> {
+            (*input >= 10 && *input != 99).then_some(*input as usize)
         }
     }
 

@@ -153,3 +153,16 @@ fn sizes(to: IpAddr, step: usize) -> impl Iterator<Item = usize> {
     let around = edges.into_iter().flat_map(|edge| edge - 2..edge + 3);
     (1..=largest).step_by(step).chain(around)
 }
+
+/// Sends long packets from the first host to the second until one is answered; how long that took.
+fn until_reached(sim: &mut Sim, limit: Duration) -> Duration {
+    let start = sim.elapsed();
+    while ask(sim, 0, host::v4(1), 60_000, SECOND / 2) != Outcome::Answered {
+        assert!(
+            sim.elapsed() - start < limit,
+            "not reached within {limit:?}"
+        );
+        sim.run_for(SECOND / 10);
+    }
+    sim.elapsed() - start
+}

@@ -16,18 +16,6 @@ fn deaf_to_queue_pairs(sim: &Sim) {
     });
 }
 
-/// Long packets until one is answered.
-fn until_reached(sim: &mut Sim, limit: Duration) {
-    let start = sim.elapsed();
-    while ask(sim, 0, host::v4(1), 60_000, SECOND / 2) != Outcome::Answered {
-        assert!(
-            sim.elapsed() - start < limit,
-            "not reached within {limit:?}"
-        );
-        sim.run_for(SECOND / 10);
-    }
-}
-
 #[test]
 fn neither_a_lost_confirmation_nor_a_dead_peer_strands_anybody() {
     for (seed, death) in [(230, Death::Silent), (231, Death::Noticed)] {

@@ -37,19 +37,6 @@ fn talk_for(sim: &mut Sim, duration: Duration) {
     }
 }
 
-/// Sends long packets to the other until one is answered.
-fn until_reached(sim: &mut Sim, limit: Duration) -> Duration {
-    let start = sim.elapsed();
-    while ask(sim, 0, host::v4(1), 60_000, SECOND / 2) != Outcome::Answered {
-        assert!(
-            sim.elapsed() - start < limit,
-            "not reached within {limit:?}"
-        );
-        sim.run_for(SECOND / 10);
-    }
-    sim.elapsed() - start
-}
-
 #[test]
 fn the_dead_one_is_dropped_and_the_other_is_not_stalled() {
     for (seed, death) in [(110, Death::Silent), (111, Death::Noticed)] {

@@ -48,31 +48,37 @@ impl Connections {
     }
 
     /// Brings up to date when each connection was last used.
-    pub(super) fn notice_use(&mut self, now: Instant) {
-        let all = self.connections.values_mut();
-        for c in all.filter(|c| c.phase == Phase::Open) {
-            let counters = c.qp.query().counters;
-            let messages = counters.tx_messages + counters.rx_messages;
-            if std::mem::replace(&mut c.messages, messages) == messages {
-                continue;
-            }
-            c.used = now;
-            // It works: the next failure is a first one.
-            if let Some(peer) = self.peers.get_mut(&c.peer)
-                && counters.tx_messages > 0
-                && matches!(peer.lane.way().as_ref(), Way::Connected { .. })
-            {
-                peer.failures = 0;
-            }
+    fn notice_use(&mut self, now: Instant) {
+        let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in all {
+            self.notice_use_of(now, id);
+        }
+    }
+
+    /// The same for one.
+    pub(super) fn notice_use_of(&mut self, now: Instant, id: ConnectionId) {
+        let found = self.connections.get_mut(&id);
+        let Some(c) = found.filter(|c| c.phase == Phase::Open) else {
+            return;
+        };
+        let counters = c.qp.query().counters;
+        let messages = counters.tx_messages + counters.rx_messages;
+        if std::mem::replace(&mut c.messages, messages) == messages {
+            return;
+        }
+        c.used = now;
+        // It works: the next failure is a first one.
+        if let Some(peer) = self.peers.get_mut(&c.peer)
+            && counters.tx_messages > 0
+            && matches!(peer.lane.way().as_ref(), Way::Connected { .. })
+        {
+            peer.failures = 0;
         }
     }
 
     fn close_unused(&mut self, now: Instant, id: ConnectionId) {
-        self.close(now, id);
-        let key = self.connections.get(&id).map(|c| c.peer);
-        let of_peer = |peer: &super::Peer| peer.connection() == Some(id);
-        if let Some(key) = key
-            && self.peers.get(&key).is_some_and(of_peer)
+        if let Some(key) = self.close(now, id)
+            && self.is_state_of(key, id)
         {
             self.enter(key, State::Idle);
         }

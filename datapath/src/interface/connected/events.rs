@@ -4,7 +4,6 @@ use super::config::Dialect;
 use super::lane::PeerKey;
 use super::peer::State;
 use super::{Connection, Connections, Local, MAX_MTU, Phase, messages};
-use arp::Source;
 use mad::{CmAddress, CmEvent, ConnectionId};
 use std::time::Instant;
 use verbs::{QpEvent, QpModify};
@@ -56,12 +55,10 @@ impl Connections {
     /// The queue pair is in Error.
     pub(super) fn broken(&mut self, now: Instant, id: ConnectionId, why: String) {
         // Whether it worked before says how long to wait for another.
-        self.notice_use(now);
+        self.notice_use_of(now, id);
         let phase = self.connections.get(&id).map(|c| c.phase);
-        if let Some(key) = self.mark_closing(id) {
+        if let Some(key) = self.close(now, id) {
             self.counters.failed += 1;
-            // It may have ended already; then it is released soon.
-            let _ = self.cm.disconnect(now, id);
             // What is too long for a datagram waits for another one: refused, the kernel would keep to the smaller MTU for minutes.
             if phase == Some(Phase::Open) && self.is_state_of(key, id) && self.is_first_failure(key)
             {
@@ -90,13 +87,7 @@ impl Connections {
         if !self.make_room(now) {
             return self.refuse(id, RejectReason::NO_QP);
         }
-        let source = Source {
-            lid: from.dlid,
-            qpn,
-            gid: Some(req.primary.local_gid),
-            multicast: false,
-        };
-        let Ok((serial, qp)) = self.queue_pair(&local, source) else {
+        let Ok((serial, qp)) = self.queue_pair(&local, peer, from.dlid) else {
             return self.refuse(id, RejectReason::NO_QP);
         };
         let psn = Psn::new(self.rng.u32(..));
@@ -125,8 +116,7 @@ impl Connections {
             messages: 0,
             used: now,
         };
-        self.connections.insert(id, connection);
-        self.look_at.get_or_insert(now + self.look_every());
+        self.keep(now, id, connection);
     }
 
     /// Does this side take such a connection?
@@ -154,8 +144,8 @@ impl Connections {
         {
             return Err(RejectReason::INVALID_MTU);
         }
-        // RFC 4755 section 3.3: of two requests that cross, the side of the smaller link address accepts the other's. An own one by Linux's service ID is none
-        // of those: a peer that follows the RFC may not know that.
+        // RFC 4755 section 3.3: of two requests that cross, the side of the smaller link address accepts the other's. An own one by Linux's
+        // service ID is none of those: a peer that follows the RFC may not know that.
         let crossing = dialect == Dialect::Rfc
             && self.peers.get(&peer).is_some_and(|p| {
                 let own = |c: &Connection| c.is_own && c.dialect == Dialect::Rfc;
@@ -183,7 +173,8 @@ impl Connections {
         };
         let key = connection.peer;
         let (Some(local), Some(peer)) = (self.local, self.peers.get(&key)) else {
-            return self.close(now, id);
+            self.close(now, id);
+            return;
         };
         let (_, mtu) = messages::read_private_data(&rep.private_data);
         let Some(mtu) = mtu else {
@@ -315,7 +306,7 @@ impl Connections {
     }
 
     /// Is `id` the connection that the peer's packets go by, or are to?
-    fn is_state_of(&self, key: PeerKey, id: ConnectionId) -> bool {
+    pub(super) fn is_state_of(&self, key: PeerKey, id: ConnectionId) -> bool {
         let peer = self.peers.get(&key);
         peer.and_then(super::Peer::connection) == Some(id)
     }

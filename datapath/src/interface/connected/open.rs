@@ -10,8 +10,8 @@ use mad::ConnectionId;
 use std::sync::Arc;
 use std::time::Instant;
 use verbs::{ConnectedInit, ConnectedQueuePair, InitAttributes, QpModify, VerbsError};
-use wire::Psn;
 use wire::ipoib::ENCAP_LEN;
+use wire::{Lid, Psn};
 
 impl Connections {
     /// Sees to it that the peer gets a connection, unless one is not to be tried now.
@@ -41,13 +41,7 @@ impl Connections {
         if !self.make_room(now) {
             return self.hold(now, key, "all connections are in use".into());
         }
-        let source = Source {
-            lid: path.dlid,
-            qpn: key.1,
-            gid: Some(key.0),
-            multicast: false,
-        };
-        let (serial, qp) = match self.queue_pair(&local, source) {
+        let (serial, qp) = match self.queue_pair(&local, key, path.dlid) {
             Ok(made) => made,
             Err(error) => return self.hold(now, key, error.to_string()),
         };
@@ -70,25 +64,36 @@ impl Connections {
                     messages: 0,
                     used: now,
                 };
-                self.connections.insert(id, connection);
-                self.look_at.get_or_insert(now + self.look_every());
+                self.keep(now, id, connection);
                 self.enter(key, State::Connecting(id));
             }
             Err(error) => self.hold(now, key, error.to_string()),
         }
     }
 
-    /// A queue pair in Init.
+    /// Remembers a connection until the CM releases it.
+    pub(super) fn keep(&mut self, now: Instant, id: ConnectionId, connection: Connection) {
+        self.connections.insert(id, connection);
+        self.look_at.get_or_insert(now + self.look_every());
+    }
+
+    /// A queue pair in Init, for packets from `peer` at `lid`.
     pub(super) fn queue_pair(
         &mut self,
         local: &Local,
-        source: Source,
+        peer: PeerKey,
+        lid: Lid,
     ) -> Result<(u64, Arc<dyn ConnectedQueuePair>), VerbsError> {
         self.next_serial += 1;
         let serial = self.next_serial;
         let handler = Handler {
             serial,
-            source,
+            source: Source {
+                lid,
+                qpn: peer.1,
+                gid: Some(peer.0),
+                multicast: false,
+            },
             plane: self.plane.clone(),
         };
         let init = ConnectedInit {
@@ -105,12 +110,12 @@ impl Connections {
         Ok((serial, qp))
     }
 
-    /// Ends a connection that may be in any state. Its peer's state is the caller's.
-    pub(super) fn close(&mut self, now: Instant, id: ConnectionId) {
-        if self.mark_closing(id).is_some() {
-            // It may have ended already; then it is released soon.
-            let _ = self.cm.disconnect(now, id);
-        }
+    /// Ends a connection that may be in any state. Whose it was, unless it was ending already; that peer's state is the caller's.
+    pub(super) fn close(&mut self, now: Instant, id: ConnectionId) -> Option<PeerKey> {
+        let peer = self.mark_closing(id)?;
+        // It may have ended already; then it is released soon.
+        let _ = self.cm.disconnect(now, id);
+        Some(peer)
     }
 
     /// Nothing goes by the connection any more. Whose it was, unless it was so already.
