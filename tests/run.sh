@@ -45,6 +45,8 @@ if grep -q SKIPPED "$log"; then
 else
     echo "tests/run.sh: nothing was skipped"
 fi
+# What the failed ones said, once more and last: the way to it is long.
+awk '/^failures:$/ { if (!seen) print "tests/run.sh: failed:"; seen = failed = 1 } /^test result:/ { failed = 0 } failed' "$log" | cut -c 1-400 | tail -n 150
 grep '^test result:' "$log" | awk '{ passed += $4; failed += $6; ignored += $8 }
     END { printf "tests/run.sh: %d passed, %d failed, %d ignored\n", passed, failed, ignored }'
 exit "$status"

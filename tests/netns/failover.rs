@@ -1,9 +1,11 @@
 //! Subnet managers that die, come and take over while IP traffic crosses the subnet.
 
-use crate::managers::{Manager, is_member, possible};
-use crate::subnet::{Background, LONGEST, Subnet, run, succeed, wait_until, words};
-use std::io::{BufRead, BufReader, Read};
+use crate::managers::{Manager, is_member, possible, signal};
+use crate::subnet::{Background, LONGEST, PATIENCE, Subnet, run, succeed, wait_until, words};
+use rustix::process::Signal;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
 use std::time::Instant;
 
 /// Two switches with two cables between them; a manager's place and a free port for a host at each.
@@ -29,14 +31,17 @@ Ca 1 "M2"
 [1] "S2"[3]
 "#;
 
-/// A hundred echoes a second and a TCP stream from host 1 to host 2, which know the way already.
+/// A hundred echoes a second and a TCP stream from host 1 to host 2, which know the way already. Both go on until they are told to end.
 pub(crate) struct Traffic {
     echoes: Background,
-    output: BufReader<std::process::ChildStdout>,
-    sent: u32,
+    /// What `ping` says, line by line.
+    said: mpsc::Receiver<String>,
     sender: Child,
     receiver: Child,
 }
+
+/// How many echoes must come back after what was done to the subnet.
+const AFTER: usize = 100;
 
 /// Receives one stream; says its SHA-256.
 const RECEIVE: &str = "
@@ -48,25 +53,27 @@ while data := stream.recv(1 << 16): sum.update(data)
 print(sum.hexdigest())
 ";
 
-/// Sends so many pieces of 8 KiB, 250 a second, no two alike; says the SHA-256 of all.
+/// Sends pieces of 8 KiB, up to 250 a second, no two alike, until its input ends; says the SHA-256 of all.
 const SEND: &str = "
-import hashlib, socket, sys, time
+import hashlib, select, socket, sys
 stream = socket.create_connection(('10.77.0.2', 7000))
 sum = hashlib.sha256()
-for i in range(int(sys.argv[1])):
+i = 0
+while not select.select([sys.stdin], [], [], 0.004)[0]:
     data = i.to_bytes(8, 'big') * 1024
     sum.update(data)
     stream.sendall(data)
-    time.sleep(0.004)
+    i += 1
 print(sum.hexdigest())
 ";
 
 impl Traffic {
-    pub(crate) fn start(subnet: &Subnet, seconds: u32) -> Traffic {
+    /// Ends after the first echoes came back.
+    pub(crate) fn start(subnet: &Subnet) -> Traffic {
         subnet.wait_reaches(1, "10.77.0.2");
         let start = |host, words: &str| {
             let mut command = subnet.on(host, &format!("{LONGEST} {words}"));
-            command.stdout(Stdio::piped());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
             command
         };
         let receiver = start(2, "python3 -c").arg(RECEIVE).spawn().unwrap();
@@ -75,52 +82,71 @@ impl Traffic {
             || succeed(&mut subnet.on(2, "ss -Hltn")),
             |listening| listening.contains(":7000"),
         );
-        let pieces = (seconds * 250).to_string();
-        let mut sender = start(1, "python3 -c");
-        let sender = sender.args([SEND, &pieces]).spawn().unwrap();
-        let sent = seconds * 100;
-        let echoes = start(1, &format!("ping -n -i 0.01 -W 5 -c {sent} 10.77.0.2")).spawn();
+        let sender = start(1, "python3 -c").arg(SEND).spawn().unwrap();
+        let echoes = start(1, "ping -n -i 0.01 10.77.0.2").spawn();
         let mut echoes = Background(echoes.unwrap());
-        let mut output = BufReader::new(echoes.0.stdout.take().unwrap());
-        // What is to be done to the subnet is done after the first echoes came back.
-        for _ in 0..10 {
-            assert!(output.read_line(&mut String::new()).unwrap() > 0);
-        }
-        Traffic {
+        let output = BufReader::new(echoes.0.stdout.take().unwrap());
+        let (say, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = say.send(line);
+            }
+        });
+        let traffic = Traffic {
             echoes,
-            output,
-            sent,
+            said,
             sender,
             receiver,
-        }
+        };
+        // The first line tells what follows.
+        assert!(traffic.next().starts_with("PING "));
+        assert_eq!(sequence(&traffic.next()), Some(1));
+        traffic
     }
 
-    /// It must not have ended: else it has not seen what it was to see.
     #[track_caller]
-    pub(crate) fn runs(&mut self) {
-        assert_eq!(self.echoes.0.try_wait().unwrap(), None, "the echoes ended");
-        assert_eq!(self.sender.try_wait().unwrap(), None, "the stream ended");
+    fn next(&self) -> String {
+        self.said.recv_timeout(PATIENCE).expect("another echo")
     }
 
-    /// Not one echo was lost, and the stream came as it was sent.
+    /// Ends it: not one echo was lost, and the stream came as it was sent.
     #[track_caller]
     pub(crate) fn all_arrived(mut self, subnet: &Subnet) {
-        let mut said = String::new();
-        self.output.read_to_string(&mut said).unwrap();
-        let summary = said.lines().rev().take(2).collect::<Vec<_>>();
+        // What was sent before now has come back before the last of these, or is lost.
+        let mut said: Vec<String> = self.said.try_iter().collect();
+        said.extend(std::iter::repeat_with(|| self.next()).take(AFTER));
+        signal(self.echoes.0.id() as i32, Signal::INT);
+        said.extend(self.said.iter());
+        let summary = said.iter().rev().take(2).cloned().collect::<Vec<_>>();
         eprintln!("{}", summary.join("; "));
-        let all = format!("{0} packets transmitted, {0} received", self.sent);
-        if !said.contains(&all) {
+        let mut came: Vec<usize> = said.iter().filter_map(|line| sequence(line)).collect();
+        came.sort_unstable();
+        // The first one's line is not among them.
+        if !came.iter().copied().eq(2..came.len() + 2) {
             for host in [1, 2] {
                 eprintln!("host {host}: {:#}", subnet.show(host, "stats"));
                 eprintln!("{}", subnet.ip(host, "-s -s link show dev ib0"));
             }
-            panic!("{said}\n{:#}", subnet.show_fabric_stats());
+            let stats = subnet.show_fabric_stats();
+            panic!("not every echo came once: {}\n{stats:#}", said.join("\n"));
         }
+        drop(self.sender.stdin.take());
         let sums = [self.sender, self.receiver].map(|child| child.wait_with_output().unwrap());
         assert!(sums.iter().all(|end| end.status.success()), "{sums:?}");
         assert_eq!(sums[0].stdout, sums[1].stdout);
     }
+}
+
+/// Of an echo that came back.
+fn sequence(line: &str) -> Option<usize> {
+    let number = line
+        .split(" bytes from ")
+        .nth(1)?
+        .split("icmp_seq=")
+        .nth(1)?
+        .split(' ')
+        .next()?;
+    number.parse().ok()
 }
 
 /// Every group that a host is a full member of, with the host's GID. What it only sends to comes and goes.
@@ -209,7 +235,7 @@ fn master_killed() {
     let (all, before) = (memberships(&subnet), lids(&subnet));
     wait_restored(&subnet, &all);
 
-    let mut traffic = Traffic::start(&subnet, 8);
+    let traffic = Traffic::start(&subnet);
     let begin = Instant::now();
     first.kill();
     second.wait_master();
@@ -223,11 +249,10 @@ fn master_killed() {
         all.len(),
         begin.elapsed()
     );
-    traffic.runs();
     traffic.all_arrived(&subnet);
     wait_multicast(&subnet);
 
-    let mut traffic = Traffic::start(&subnet, 6);
+    let traffic = Traffic::start(&subnet);
     let begin = Instant::now();
     let first = Manager::start(&subnet, "M1", 10);
     first.wait_master();
@@ -242,7 +267,6 @@ fn master_killed() {
         all.len(),
         begin.elapsed()
     );
-    traffic.runs();
     traffic.all_arrived(&subnet);
     wait_multicast(&subnet);
     subnet.wait_reaches(2, "fd77::1");
@@ -278,7 +302,7 @@ fn ours_beside_opensm() {
     let (all, before) = (memberships(&subnet), lids(&subnet));
     wait_restored(&subnet, &all);
 
-    let mut traffic = Traffic::start(&subnet, 10);
+    let traffic = Traffic::start(&subnet);
     let begin = Instant::now();
     let mut better = Manager::start(&subnet, "M2", 10);
     better.wait_master();
@@ -297,7 +321,6 @@ fn ours_beside_opensm() {
         "ours again, with all memberships, {:?} after OpenSM was killed",
         begin.elapsed()
     );
-    traffic.runs();
     let worse = Manager::start(&subnet, "M2", 1);
     worse.wait_standby();
     wait_ours("master");
@@ -307,7 +330,7 @@ fn ours_beside_opensm() {
     assert_eq!(lids(&subnet), before);
 
     // Whoever is better, on command the other one gets the subnet and keeps it.
-    let mut traffic = Traffic::start(&subnet, 6);
+    let traffic = Traffic::start(&subnet);
     let begin = Instant::now();
     subnet.fault("sm handover");
     worse.wait_master();
@@ -322,7 +345,6 @@ fn ours_beside_opensm() {
         "handed over on command with all memberships after {given:?}, taken back {:?} later",
         begin.elapsed() - given
     );
-    traffic.runs();
     traffic.all_arrived(&subnet);
     wait_multicast(&subnet);
     assert_eq!(lids(&subnet), before);

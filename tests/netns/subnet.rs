@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// The program under test.
 pub(crate) const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
 /// How long something may take to become true in its own time, and how long it is waited for in between.
-const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Before a command that goes on in the background until it ends by itself.
 pub(crate) const LONGEST: &str = "timeout -k 5 90";
