@@ -389,9 +389,35 @@ pub struct LinkFault {
     /// All arrive so many milliseconds later
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(..=60_000))]
     pub delay: Option<u32>,
+    /// Messages of the communication manager that are lost, and nothing else
+    #[arg(long, value_name = "MESSAGE")]
+    pub lose: Option<CmKind>,
+    /// Of those, so many in both directions together; without it, all
+    #[arg(long, value_name = "N", requires = "lose", value_parser = clap::value_parser!(u32).range(1..))]
+    pub count: Option<u32>,
     /// The same seed and packets, the same faults
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// A message of the communication manager (IBA 12.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CmKind {
+    /// Request for a connection
+    Req,
+    /// It takes longer
+    Mra,
+    /// Refusal
+    Rej,
+    /// Consent to a request
+    Rep,
+    /// Ready to use: the answer to that
+    Rtu,
+    /// Request to end a connection
+    Dreq,
+    /// Consent to that
+    Drep,
 }
 
 /// What becomes of a link.

@@ -27,6 +27,10 @@ fn render(of: &Value) -> String {
         let counts = counts.map(|(name, n)| format!("{name} {n}"));
         counts.collect::<Vec<_>>().join(", ")
     };
+    let lose = |v: &Value| match (text(v, "lose"), v["left"].as_u64()) {
+        (message, Some(left)) => format!("{message}, the next {left}"),
+        (message, None) => message,
+    };
     let down = |v: &Value| if v["down"] == true { "down" } else { "" };
     let links = Table::new(
         items(&of["links"]),
@@ -39,6 +43,7 @@ fn render(of: &Value) -> String {
             ("REORDER", &|v| nonzero(v, "reorder")),
             ("CORRUPT", &|v| nonzero(v, "corrupt")),
             ("DELAY MS", &|v| nonzero(v, "delay_ms")),
+            ("LOSE", &|v| lose(v)),
             ("SENT", &|v| met(&v["sent"])),
             ("RECEIVED", &|v| met(&v["received"])),
         ],
@@ -78,14 +83,14 @@ mod tests {
         let nothing = json!({ "links": [], "sm": "running", "sa": null, "pkey_tables": [] });
         assert_eq!(render(&nothing), "no link is broken\n");
         let all = json!({
-            "links": [{ "node": "s", "port": 3, "down": true, "loss": 0.5, "delay_ms": 0, "sent": { "lost": 7 } }],
+            "links": [{ "node": "s", "port": 3, "down": true, "loss": 0.5, "delay_ms": 0, "lose": "rep", "left": 1, "sent": { "lost": 7 } }],
             "sm": "stopped",
             "sa": { "fault": "drop", "left": 2 },
             "pkey_tables": [{ "guid": "0x01", "pkeys": ["0xffff", "0x8001"] }],
         });
         let text = render(&all);
         for part in [
-            "s        3  down   0.5   lost 7",
+            "s        3  down   0.5   rep, the next 1  lost 7",
             "stopped",
             "drop, the next 2",
             "0x01: 0xffff 0x8001",

@@ -189,6 +189,8 @@ fn a_new_host_gets_no_port_whose_link_is_cut() {
             reorder: None,
             corrupt: None,
             delay: None,
+            lose: None,
+            count: None,
             seed: None,
         };
         let done = subnet.fault(FaultWhat::Link(fault));

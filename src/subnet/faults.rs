@@ -2,16 +2,17 @@
 
 use super::site::SwitchPort;
 use super::{Managed, Subnet, start_manager};
-use crate::cli::{FaultWhat, LinkAction, LinkFault, SaFaultArgs, SmAction, parse_guid};
+use crate::cli::{CmKind, FaultWhat, LinkAction, LinkFault, SaFaultArgs, SmAction, parse_guid};
 use crate::machines::Manager;
 use anyhow::{Context, bail};
-use fabric::link::fault::{FaultConfig, FaultCounters, FaultLink};
+use clap::ValueEnum;
+use fabric::link::fault::{CmLoss, FaultConfig, FaultCounters, FaultLink};
 use fabric::sm::{NodeView, PortView, SaFault, SmConfig, SubnetManager};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wire::mad::MadStatus;
 use wire::mad::attr::SmState;
+use wire::mad::{AttrId, MadStatus};
 use wire::{Guid, Lid, PKey};
 
 /// Names in an error message.
@@ -145,6 +146,7 @@ impl Subnet {
         let link = self.fault_link(at).context("no such port")?;
         if fault.action == Some(LinkAction::Clear) {
             link.set(FaultConfig::NONE, None);
+            link.lose_cm(None);
         }
         let ms = |ms: u32| Duration::from_millis(ms.into());
         let old = link.config();
@@ -155,12 +157,19 @@ impl Subnet {
             corrupt: fault.corrupt.unwrap_or(old.corrupt),
             delay: fault.delay.map_or(old.delay, ms),
         };
-        if fault.action.is_none() && fault.seed.is_none() && config == old {
+        let nothing = fault.action.is_none() && fault.seed.is_none() && fault.lose.is_none();
+        if nothing && config == old {
             bail!(
-                "say what to do to the link: down, up, clear, --loss, --duplicate, --reorder, --corrupt, --delay or --seed"
+                "say what to do to the link: down, up, clear, --loss, --duplicate, --reorder, --corrupt, --delay, --lose or --seed"
             );
         }
         link.set(config, fault.seed);
+        if let Some(kind) = fault.lose {
+            link.lose_cm(Some(CmLoss {
+                message: message(kind),
+                left: fault.count,
+            }));
+        }
         match fault.action {
             Some(LinkAction::Down) => link.set_down(true),
             Some(LinkAction::Up | LinkAction::Clear) => link.set_down(false),
@@ -236,7 +245,8 @@ impl Subnet {
             .filter_map(|at| {
                 let link = self.fault_link(at)?;
                 let config = link.config();
-                let broken = link.is_down() || config != FaultConfig::NONE;
+                let cm = link.cm_loss();
+                let broken = link.is_down() || config != FaultConfig::NONE || cm.is_some();
                 broken.then(|| {
                     let counts = |c: &FaultCounters| {
                         let met = c.values().into_iter().filter(|(_, n)| *n > 0);
@@ -248,6 +258,7 @@ impl Subnet {
                         "node": self.site.name(at), "port": at.port, "down": link.is_down(),
                         "loss": config.loss, "duplicate": config.duplicate, "reorder": config.reorder,
                         "corrupt": config.corrupt, "delay_ms": config.delay.as_millis() as u64,
+                        "lose": cm.map(|cm| kind(cm.message)), "left": cm.and_then(|cm| cm.left),
                         "sent": sent, "received": received,
                     })
                 })
@@ -301,6 +312,23 @@ impl Managed {
         self.running = Some(start_manager(&*self.at, self.config.clone())?);
         Ok(())
     }
+}
+
+fn message(kind: CmKind) -> AttrId {
+    match kind {
+        CmKind::Req => AttrId::CM_REQ,
+        CmKind::Mra => AttrId::CM_MRA,
+        CmKind::Rej => AttrId::CM_REJ,
+        CmKind::Rep => AttrId::CM_REP,
+        CmKind::Rtu => AttrId::CM_RTU,
+        CmKind::Dreq => AttrId::CM_DREQ,
+        CmKind::Drep => AttrId::CM_DREP,
+    }
+}
+
+fn kind(of: AttrId) -> Option<CmKind> {
+    let mut kinds = CmKind::value_variants().iter().copied();
+    kinds.find(|kind| message(*kind) == of)
 }
 
 fn sa_fault(args: SaFaultArgs) -> (Option<SaFault>, Option<u32>) {

@@ -110,6 +110,47 @@ fn all_sizes_between_connected_hosts() {
     }
 }
 
+/// One message of the communication manager is lost while connections are opened: no size falls into a hole, and all are opened nevertheless.
+#[test]
+fn all_sizes_though_a_message_of_the_communication_manager_is_lost() {
+    let Some(subnet) = Subnet::up(2) else { return };
+    let (all, few) = ("5038 0 65520", "156 4882 2044");
+    let pairings = [
+        (["connected", "connected"], all),
+        (["connected", "datagram"], all),
+        (["datagram", "connected"], few),
+    ];
+    for message in ["req", "rep", "rtu"] {
+        for (modes, answered) in pairings {
+            let what = format!("{message} lost, {modes:?}");
+            subnet.fault(&format!(
+                "link {} 1 --lose {message} --count 1",
+                subnet.guid(2)
+            ));
+            let hosts = || [1, 2].into_iter().zip(modes);
+            hosts().for_each(|(host, mode)| set_mode(&subnet, host, mode));
+            assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), answered, "{what}");
+            let v6 = sweep(&subnet, 1, "fd77::2", 1310);
+            assert!(
+                v6.ends_with(answered.rsplit(' ').next().unwrap()),
+                "{v6}, {what}"
+            );
+            assert_eq!(subnet.faults()["links"], serde_json::json!([]), "{what}");
+            for (host, mode) in hosts() {
+                let own = u64::from(mode == "connected");
+                assert_eq!(stat(&subnet, host, "connections_own"), own, "{what}");
+                // It ends with the mode.
+                set_mode(&subnet, host, "datagram");
+            }
+            let left = || [1, 2].map(|host| stat(&subnet, host, "held_queue_pairs"));
+            wait_until("all connections are closed", left, |left| *left == [1; 2]);
+        }
+    }
+    for host in [1, 2] {
+        assert_eq!(stat(&subnet, host, "connection_failed"), 0);
+    }
+}
+
 /// A host in datagram mode takes connections and answers by datagrams; one that offers none gets datagrams, and nothing falls into a hole.
 #[test]
 fn all_sizes_between_hosts_of_different_modes() {

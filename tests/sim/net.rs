@@ -1,6 +1,7 @@
 //! What is between the nodes: virtual time, the queue of events, and links with faults.
 
 use crate::sim::{Input, MachineId};
+pub use fabric::link::fault::is_cm;
 use fabric::link::fault::{FaultConfig, FaultCore, Output, OwnedPacket};
 use fabric::link::{Link, LinkSink};
 use parking_lot::Mutex;
@@ -9,9 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use wire::Qpn;
-use wire::mad::cm::CmMessage;
-use wire::mad::{AttrId, MadBytes, PortState};
+use wire::mad::PortState;
 use wire::packet::Packet;
 
 /// A link from which nothing came for so long is down, as a UDP link.
@@ -167,15 +166,6 @@ impl Lost {
     pub fn seen(&self) -> u64 {
         self.seen.load(Relaxed)
     }
-}
-
-/// Is it this message of the communication manager?
-pub fn is_cm(packet: &Packet<'_>, message: AttrId) -> bool {
-    packet.bth.dest_qp == Qpn::GSI
-        && <&MadBytes>::try_from(packet.payload)
-            .ok()
-            .and_then(CmMessage::parse)
-            .is_some_and(|(header, _)| header.attr_id == message)
 }
 
 /// The world between the nodes.

@@ -3,6 +3,9 @@
 use super::super::udp::Counter;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+use wire::Qpn;
+use wire::mad::cm::CmMessage;
+use wire::mad::{AttrId, MadBytes};
 use wire::packet::Packet;
 
 /// A packet with a payload of its own, to be kept beyond the call that brought it.
@@ -59,6 +62,24 @@ impl FaultConfig {
         corrupt: 0.0,
         delay: Duration::ZERO,
     };
+}
+
+/// Messages of the communication manager that are lost (IBA 12.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmLoss {
+    /// Which ones.
+    pub message: AttrId,
+    /// So many more; `None`: all.
+    pub left: Option<u32>,
+}
+
+/// Is it this message of the communication manager?
+pub fn is_cm(packet: &Packet<'_>, message: AttrId) -> bool {
+    packet.bth.dest_qp == Qpn::GSI
+        && <&MadBytes>::try_from(packet.payload)
+            .ok()
+            .and_then(CmMessage::parse)
+            .is_some_and(|(header, _)| header.attr_id == message)
 }
 
 /// Packets that met a fault.

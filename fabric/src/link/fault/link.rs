@@ -1,6 +1,6 @@
 //! Faults at a port, both ways.
 
-use super::core::{FaultConfig, FaultCore, FaultCounters, Output, OwnedPacket};
+use super::core::{CmLoss, FaultConfig, FaultCore, FaultCounters, Output, OwnedPacket, is_cm};
 use crate::link::{Link, LinkSink};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -29,6 +29,8 @@ struct State {
     link_up: bool,
     /// [SENT] and [RECEIVED].
     ways: [FaultCore; 2],
+    /// In both directions together.
+    cm_loss: Option<CmLoss>,
     /// Weak: the port has its link, and the link its sink.
     link: Option<Weak<dyn Link>>,
     sink: Option<Weak<dyn LinkSink>>,
@@ -51,6 +53,7 @@ impl FaultLink {
                 down: false,
                 link_up: false,
                 ways: [core(), core()],
+                cm_loss: None,
                 link: None,
                 sink: None,
                 scheduled: None,
@@ -96,6 +99,18 @@ impl FaultLink {
     /// The faults.
     pub fn config(&self) -> FaultConfig {
         self.state.lock().ways[SENT].config()
+    }
+
+    /// From now on messages of the communication manager are lost, counted in both directions together; `None`: not any more.
+    pub fn lose_cm(&self, loss: Option<CmLoss>) {
+        let mut state = self.state.lock();
+        state.cm_loss = loss;
+        self.update(&state);
+    }
+
+    /// What of the communication manager is still to be lost.
+    pub fn cm_loss(&self) -> Option<CmLoss> {
+        self.state.lock().cm_loss
     }
 
     /// Takes the link down, or up again: the port is told at once, the other side as its kind of link tells it.
@@ -150,7 +165,8 @@ impl FaultLink {
     }
 
     fn update(&self, state: &State) {
-        let idle = !state.down && state.ways.iter().all(FaultCore::is_idle);
+        let idle =
+            !state.down && state.cm_loss.is_none() && state.ways.iter().all(FaultCore::is_idle);
         self.active.store(!idle, Relaxed);
     }
 
@@ -168,8 +184,14 @@ impl FaultLink {
             state.ways[way].counters().down.add(packets.len());
             return Vec::new();
         }
-        let core = &mut state.ways[way];
-        core.handle(now, packets);
+        let State { ways, cm_loss, .. } = &mut *state;
+        let core = &mut ways[way];
+        for packet in packets {
+            match lose(cm_loss, packet) {
+                true => core.counters().lost.add(1),
+                false => core.handle(now, std::slice::from_ref(packet)),
+            }
+        }
         let outputs = std::iter::from_fn(|| core.poll_output(now)).collect();
         let next = state.ways.iter().filter_map(FaultCore::poll_timeout).min();
         if let Some(next) = next
@@ -197,6 +219,18 @@ impl FaultLink {
             Run::Broken(_) => sink.receive_errors(1),
         });
     }
+}
+
+/// Is this one lost as a message of the communication manager?
+fn lose(cm_loss: &mut Option<CmLoss>, packet: &Packet<'_>) -> bool {
+    let Some(loss) = cm_loss.as_mut().filter(|l| is_cm(packet, l.message)) else {
+        return false;
+    };
+    loss.left = loss.left.map(|left| left.saturating_sub(1));
+    if loss.left == Some(0) {
+        *cm_loss = None;
+    }
+    true
 }
 
 enum Run<'a> {
@@ -276,6 +310,8 @@ mod tests {
     use super::*;
     use crate::link::local::LocalCable;
     use std::time::Duration;
+    use wire::mad::AttrId;
+    use wire::mad::cm::{CmMessage, Rej};
 
     /// A port that writes down what reaches it.
     #[derive(Default)]
@@ -389,6 +425,35 @@ mod tests {
                 .with_counters(|ways| ways.map(|c| c.corrupted.get())),
             [2, 1]
         );
+    }
+
+    #[test]
+    fn messages_of_the_communication_manager_are_lost_until_as_many_were() {
+        let rej = CmMessage::from(Rej::default()).emit(1);
+        let mut rej = packet(&rej[..]);
+        rej.bth.dest_qp = wire::Qpn::GSI;
+        let bench = Bench::new();
+        bench.both_ways();
+        bench.faults.lose_cm(Some(CmLoss {
+            message: AttrId::CM_REJ,
+            left: Some(2),
+        }));
+        // It is the second that is lost, each time, and whatever is no message passes.
+        for left in [Some(1), None] {
+            bench.link.transmit(&[packet(b"a"), rej, packet(b"b")]);
+            assert_eq!(
+                bench.far.0.lock().drain(..).collect::<Vec<_>>(),
+                ["received 2"]
+            );
+            assert_eq!(bench.faults.cm_loss().and_then(|loss| loss.left), left);
+        }
+        assert!(!bench.faults.active.load(Relaxed));
+        bench.cable.end(1).transmit(&[rej]);
+        assert_eq!(*bench.near.0.lock(), ["received 1"]);
+        let lost = bench
+            .faults
+            .with_counters(|ways| ways.map(|c| c.lost.get()));
+        assert_eq!(lost, [2, 0]);
     }
 
     #[test]

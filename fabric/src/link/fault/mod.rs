@@ -6,5 +6,5 @@
 mod core;
 mod link;
 
-pub use self::core::{FaultConfig, FaultCore, FaultCounters, Output, OwnedPacket};
+pub use self::core::{CmLoss, FaultConfig, FaultCore, FaultCounters, Output, OwnedPacket, is_cm};
 pub use link::{FaultLink, Wake};
