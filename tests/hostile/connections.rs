@@ -408,6 +408,27 @@ fn a_connection_asked_for_in_the_name_of_another_gets_no_packets() {
     nothing_is_left(&mut sim);
 }
 
+/// Whoever asks again and again in the name of another ends none of that one's connections.
+#[test]
+fn requests_in_the_name_of_another_take_nothing_from_it() {
+    let (mut sim, heard, _deaf) = world(4, None);
+    assert!(reaches(&mut sim, 1, host::v4(0), 5 * SECOND));
+    let own = lid(&sim, ATTACKER);
+    for n in 0..20 {
+        let mut req = request(&sim, 0, 0x7000 + n, Qpn::new(0x9000 + n));
+        req.private_data[..4].copy_from_slice(&ud_qpn(&sim, 1).0.to_be_bytes());
+        req.primary.local_gid = sim.gid(1);
+        tell(&mut sim, 0, own, req.into());
+        sim.run_for(MS);
+    }
+    assert_eq!(heard.take_reps().len(), 20);
+    assert!(stat(&sim, 0, "connection_closed_for_room") > 0);
+    assert_eq!(stat(&sim, 1, "connection_disconnected"), 0);
+    assert_eq!(stat(&sim, 1, "connections_own"), 1);
+    assert!(reaches(&mut sim, 1, host::v4(0), SECOND));
+    nothing_is_left(&mut sim);
+}
+
 struct Nobody;
 
 impl ConnectedHandler for Nobody {

@@ -1,8 +1,10 @@
-//! What changes while connections are open: modes of peers, LIDs.
+//! What changes while connections are open, or none can be had: modes of peers, LIDs.
 
 use super::*;
+use crate::net::is_cm;
 use fabric::sm::SaFault;
 use wire::Lid;
+use wire::mad::AttrId;
 
 /// A peer that knows the RFC's service ID alone has opened the connection that both send by, ends it, and would take another.
 #[test]
@@ -109,4 +111,64 @@ fn a_request_says_the_own_lid_of_now() {
     while ask(&mut sim, 0, host::v4(1), 60_000, SECOND) != Outcome::Answered {
         assert!(sim.elapsed() - mended < 60 * SECOND);
     }
+}
+
+fn is_request(packet: &wire::packet::Packet<'_>) -> bool {
+    is_cm(packet, AttrId::CM_REQ)
+}
+
+/// What kept a connection from being opened is over when there is another path: nothing waits for the end of the hold-down.
+#[test]
+fn another_path_ends_the_hold_down() {
+    let (mut sim, sm) = one_switch(125, 2, |sim| {
+        let config = &mut sim.hosts[0].config;
+        Kind::Connected.set(config);
+        config.connected.hold_down_min = 600 * SECOND;
+        config.connected.hold_down_max = 600 * SECOND;
+    });
+    let lost = sim.net.lose(sim.alive(0).cable, 1, u64::MAX, is_request);
+    for _ in 0..2 {
+        let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 10 * SECOND);
+        assert_eq!(outcome, Outcome::TooBig(GROUP_MTU));
+    }
+    drop(lost);
+    let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 10 * SECOND);
+    assert_eq!(outcome, Outcome::TooBig(GROUP_MTU), "held down");
+    let guid = sim.hosts[1].guid;
+    sim.with_sm(sm, |sm, now| sm.move_lid(now, guid, Lid(77)))
+        .expect("a free LID");
+    // The answers are no longer than the other side's MTU.
+    let asked = sim.hosts[1].log.requests;
+    let start = sim.elapsed();
+    while stat(&sim, 0, "tx_connected") == 0 {
+        assert!(sim.elapsed() - start < 30 * SECOND, "held down");
+        ask(&mut sim, 0, host::v4(1), 60_000, SECOND / 2);
+    }
+    assert!(sim.hosts[1].log.requests > asked);
+}
+
+/// Own requests do not arrive, and the peer's connection is for both directions: what waits goes by that.
+#[test]
+fn a_peers_connection_takes_the_place_of_an_own_one_that_could_not_be_had() {
+    let (mut sim, _) = one_switch(126, 2, |sim| {
+        for host in &mut sim.hosts {
+            Kind::Connected.set(&mut host.config);
+        }
+        sim.hosts[1].config.connected.rfc_only = true;
+    });
+    let lost = sim.net.lose(sim.alive(0).cable, 1, u64::MAX, is_request);
+    let tokens = [(0, host::v4(1)), (1, host::v4(0))].map(|(h, to)| {
+        let token = sim.ping_sized(h, to, 60_000);
+        sim.run_for(SECOND / 2);
+        (h, token)
+    });
+    assert!(lost.count() > 0);
+    sim.run_for(9 * SECOND);
+    for (h, token) in tokens {
+        assert_eq!(outcome(&sim, h, token), Outcome::Answered, "host {h}");
+    }
+    assert_eq!(stat(&sim, 0, "connection_timed_out"), 1);
+    assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
+    let outcome = ask(&mut sim, 0, host::v4(1), 60_000, SECOND);
+    assert_eq!(outcome, Outcome::Answered);
 }
