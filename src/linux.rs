@@ -5,7 +5,7 @@ use crate::node::{Node, NodeConfig};
 use anyhow::Context;
 use datapath::host::{HostEvent, HostLink, HostMonitor, NetnsRef, NextHop};
 use datapath::netdev::tun;
-use datapath::{Host, Input};
+use datapath::{Host, Input, MIN_MTU_V6};
 use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -72,18 +72,18 @@ impl LinuxNode {
         let node = Node::start(config, Arc::new(device), Box::new(LinuxHost(link)))?;
         let inbox = node.inbox().clone();
         let link = HostLink::open(netns, &name)?;
-        let was_up = Cell::new(true);
+        let had_ipv6 = Cell::new(true);
         let monitor = HostMonitor::start(
             netns,
             &name,
             Box::new(move |event| {
-                if let HostEvent::Link { admin_up, .. } = event
-                    && !was_up.replace(admin_up)
-                    && admin_up
-                    && let Err(error) = link.add_link_local(port_guid)
+                if let HostEvent::Link { admin_up, mtu } = event
+                    && !had_ipv6.replace(admin_up && mtu >= MIN_MTU_V6 as u32)
+                    && had_ipv6.get()
+                    && let Err(error) = link.restore_link_local(port_guid)
                 {
-                    // The kernel deletes it, as all IPv6 addresses, when a device is set down, and makes a new one only from an address
-                    // that it knows.
+                    // The kernel deletes it, as all IPv6 addresses, when a device is set down or its MTU is too small for IPv6, and makes a
+                    // new one only from an address that it knows, or a random one.
                     tracing::warn!(%error, "cannot restore the link-local address");
                 }
                 // The control thread is never so far behind that its queue of thousands is full, unless it has ended.

@@ -16,8 +16,10 @@ pub(crate) enum Reason {
     Unreachable,
 }
 
+/// Least MTU that IPv6 knows, bytes (RFC 8200 section 5): hosts do not believe a smaller one.
+pub const MIN_MTU_V6: usize = 1280;
 /// Most of an IPv6 error: the minimum MTU less the headers (RFC 4443 section 2.4c).
-const QUOTE_V6: usize = 1280 - 40 - 8;
+const QUOTE_V6: usize = MIN_MTU_V6 - 40 - 8;
 /// An IPv4 error has at most 576 bytes (RFC 1812 section 4.3.2.3).
 const QUOTE_V4: usize = 576 - 20 - 8;
 
@@ -83,7 +85,9 @@ fn error_v6(packet: &[u8], reason: Reason) -> Option<Vec<u8>> {
         (true, Reason::Unreachable) => return None,
     };
     let kind = match reason {
-        Reason::TooBig(mtu) => Icmpv6Type::PacketTooBig { mtu: mtu as u32 },
+        Reason::TooBig(mtu) => Icmpv6Type::PacketTooBig {
+            mtu: mtu.max(MIN_MTU_V6) as u32,
+        },
         Reason::Unreachable => Icmpv6Type::DestinationUnreachable(DestUnreachableCode::Address),
     };
     let builder = PacketBuilder::ipv6(from.octets(), source.octets(), 64).icmpv6(kind);

@@ -14,5 +14,6 @@ pub mod interface;
 pub mod netdev;
 pub mod plane;
 
+pub use icmp::MIN_MTU_V6;
 pub use interface::{ConnectedConfig, Host, Input, InputSink, Interface, InterfaceConfig, Mode};
 pub use plane::Plane;

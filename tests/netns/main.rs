@@ -9,6 +9,7 @@
 mod chaos;
 mod connected;
 mod connected_guest;
+mod connected_mtu;
 mod failover;
 mod failures;
 mod faults;

@@ -127,14 +127,7 @@ impl HostLink {
     /// # Errors
     /// [`HostError::Request`].
     pub fn add_address(&self, address: IpAddr, prefix_len: u8) -> Result<(), HostError> {
-        let mut message = AddressMessage::default();
-        message.header.family = family(address);
-        message.header.prefix_len = prefix_len;
-        message.header.index = self.index;
-        message.attributes = vec![
-            AddressAttribute::Local(address),
-            AddressAttribute::Address(address),
-        ];
+        let message = self.address_message(address, prefix_len);
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         self.requests
             .change("add the address", Message::NewAddress(message), flags)
@@ -146,6 +139,23 @@ impl HostLink {
     /// [`HostError::Request`].
     pub fn add_link_local(&self, guid: wire::Guid) -> Result<(), HostError> {
         self.add_address(wire::ipoib::nd::link_local(guid).into(), 64)
+    }
+
+    /// The same where the kernel took IPv6 from the interface and gave it back, with addresses of its own making: they go.
+    ///
+    /// # Errors
+    /// [`HostError::Request`].
+    pub fn restore_link_local(&self, guid: wire::Guid) -> Result<(), HostError> {
+        self.set_addr_gen_mode_none()?;
+        let own = IpAddr::V6(wire::ipoib::nd::link_local(guid));
+        for (address, prefix_len) in self.addresses()? {
+            if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) && address != own {
+                let message = self.address_message(address, prefix_len);
+                self.requests
+                    .change("delete the address", Message::DelAddress(message), 0)?;
+            }
+        }
+        self.add_link_local(guid)
     }
 
     /// Name, flags and MTU.
@@ -298,6 +308,18 @@ impl HostLink {
             }
         }
         gateway.map_or(NextHop::OnLink, NextHop::Gateway)
+    }
+
+    fn address_message(&self, address: IpAddr, prefix_len: u8) -> AddressMessage {
+        let mut message = AddressMessage::default();
+        message.header.family = family(address);
+        message.header.prefix_len = prefix_len;
+        message.header.index = self.index;
+        message.attributes = vec![
+            AddressAttribute::Local(address),
+            AddressAttribute::Address(address),
+        ];
+        message
     }
 
     fn link_message(&self) -> LinkMessage {
