@@ -6,9 +6,11 @@
 //! of other devices to this one. The kernel even forbids fragmentation of what fits the device, though no program asked for that.
 //!
 //! So the interface, being the last part of the source host, cuts what goes to groups: in IPv4 whatever the DF bit says, in IPv6 where the
-//! source is its own (others get a too-big message, RFC 4443 section 3.2). It cuts, too, what any router may: IPv4 packets without DF.
+//! source is its own (others get a too-big message, RFC 4443 section 3.2). It cuts, too, what any router may: IPv4 packets without DF. And
+//! where a path takes less than IPv6's least MTU, it cuts its own packets of up to that many bytes, since no host sends smaller ones there.
 
 use crate::forwarding::Destination;
+use crate::icmp::MIN_MTU_V6;
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6FragmentHeader};
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv6Addr};
@@ -89,7 +91,8 @@ fn cut_v6(
     id: u32,
 ) -> Option<Vec<Vec<u8>>> {
     let source = Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(8..24)?).ok()?);
-    if !to.is_group() || !(source.is_unspecified() || own.contains(&IpAddr::V6(source))) {
+    let is_own = source.is_unspecified() || own.contains(&IpAddr::V6(source));
+    if !is_own || !to.is_group() && packet.len() > MIN_MTU_V6 {
         return None;
     }
     let payload_len = u16::from_be_bytes([packet[4], packet[5]]);
@@ -332,6 +335,12 @@ mod tests {
         let packet = v6(4000, (UDP, &[]));
         assert!(cut_own(&packet, &neighbour).is_none());
         assert!(cut_own(&packet, &group(2044)).is_some());
+        let short = v6(1280 - 40, (UDP, &[]));
+        assert_eq!(
+            join(cut_own(&short, &to(Qpn(72), 252)).unwrap().iter(), 252).len(),
+            1
+        );
+        assert!(cut_own(&v6(1281 - 40, (UDP, &[])), &to(Qpn(72), 252)).is_none());
         // That of another host, which this one forwards.
         assert!(cut(&packet, &group(2044), &HashSet::new(), 1).is_none());
         // Before it has an address.

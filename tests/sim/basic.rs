@@ -11,13 +11,23 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// `hosts` hosts on one switch with a subnet manager, all up.
 pub fn one_switch(seed: u64, hosts: usize, prepare: impl Fn(&mut Sim)) -> (Sim, usize) {
+    one_switch_as(seed, hosts, SmConfig::default(), prepare)
+}
+
+/// The same with another manager.
+pub fn one_switch_as(
+    seed: u64,
+    hosts: usize,
+    config: SmConfig,
+    prepare: impl Fn(&mut Sim),
+) -> (Sim, usize) {
     let mut sim = Sim::new(seed);
     let switch = sim.add_switch(2 * hosts as u8 + 4);
     for _ in 0..hosts {
         sim.add_host(switch);
     }
     prepare(&mut sim);
-    let sm = sim.start_sm(SmPlace::Switch(switch), SmConfig::default());
+    let sm = sim.start_sm(SmPlace::Switch(switch), config);
     (0..hosts).for_each(|h| sim.start(h));
     let up = sim.run_until(10 * SECOND, |sim| (0..hosts).all(|h| sim.is_up(h)));
     assert!(up, "seed {seed}: {:?}", states(&sim));

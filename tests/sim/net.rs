@@ -10,7 +10,9 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use wire::mad::PortState;
+use wire::Qpn;
+use wire::mad::attr::PathRecord;
+use wire::mad::{AttrId, MadBytes, Method, MgmtClass, PortState, SaMad};
 use wire::packet::Packet;
 
 /// A link from which nothing came for so long is down, as a UDP link.
@@ -133,10 +135,13 @@ struct State {
     losses: Vec<Loss>,
     /// Inputs that find a full queue.
     refused: Option<Refused>,
+    /// What is made of the paths that the SA tells.
+    paths: Option<Paths>,
 }
 
 /// Which inputs.
 type Refused = Box<dyn Fn(&Input) -> bool + Send>;
+type Paths = Box<dyn Fn(&mut PathRecord) + Send>;
 
 /// Packets of one direction of a cable that do not arrive.
 struct Loss {
@@ -186,6 +191,7 @@ impl Net {
             carried: 0,
             losses: Vec::new(),
             refused: None,
+            paths: None,
         })))
     }
 
@@ -249,6 +255,10 @@ impl Net {
     /// From now on the queues of control have no room for these.
     pub fn refuse(&self, matches: impl Fn(&Input) -> bool + Send + 'static) {
         self.0.lock().refused = Some(Box::new(matches));
+    }
+    /// From now on the SA tells other paths to those who ask for one: as `alter` makes them.
+    pub fn alter_paths(&self, alter: impl Fn(&mut PathRecord) + Send + 'static) {
+        self.0.lock().paths = Some(Box::new(alter));
     }
     pub fn take_input(&self) -> Option<(MachineId, Input)> {
         self.0.lock().inbox.pop_front()
@@ -422,10 +432,29 @@ impl State {
         })
     }
 
+    /// The answer of the SA with another path, if it is one.
+    fn altered(&self, packet: &Packet<'_>) -> Option<MadBytes> {
+        let alter = self.paths.as_ref()?;
+        let answer = SaMad::parse(packet.payload)?;
+        let header = &answer.header;
+        let is_path = packet.bth.dest_qp == Qpn::GSI
+            && (header.mgmt_class, header.method) == (MgmtClass::SUBN_ADM, Method::GET_RESP)
+            && header.attr_id == AttrId::PATH_RECORD
+            && header.status.0 == 0;
+        let mut path = PathRecord::parse(&answer.data).filter(|_| is_path)?;
+        alter(&mut path);
+        Some(answer.with_data(&path.emit()).emit())
+    }
+
     fn transmit(&mut self, cable: CableId, side: usize, packets: &[Packet<'_>]) {
         let to = 1 - side;
         let state = self;
         for packet in packets {
+            let altered = state.altered(packet);
+            let packet = &Packet {
+                payload: altered.as_ref().map_or(packet.payload, |mad| mad),
+                ..*packet
+            };
             if !state.cables[cable].carries
                 || state.is_chosen(cable, side, packet)
                 || state.random.chance(state.faults.loss)

@@ -3,7 +3,7 @@
 use super::CmAddress;
 use std::time::Instant;
 use wire::mad::cm::{AboutMessage, CmMessage};
-use wire::{Guid, Qpn};
+use wire::{Guid, Lid, Qpn};
 
 /// Where a connection stands (IBA 12.9.5 to 12.9.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub(super) struct Connection {
     /// The other side's communication ID; 0: not known yet.
     pub(super) remote_id: u32,
     pub(super) remote_guid: Guid,
+    /// Where its REQ or REP came from, which with LMC need not be where messages to it go; unset: none came yet.
+    pub(super) remote_lid: Lid,
     pub(super) local_qpn: Qpn,
     /// 0: not known yet.
     pub(super) remote_qpn: Qpn,
@@ -52,6 +54,7 @@ impl Connection {
             is_requester: state == State::ReqSent,
             remote_id: 0,
             remote_guid: Guid(0),
+            remote_lid: Lid::UNSET,
             local_qpn: Qpn(0),
             remote_qpn: Qpn(0),
             sent: None,

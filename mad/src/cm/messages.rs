@@ -4,11 +4,11 @@ use super::connection::{Connection, State};
 use super::{Cm, CmAddress, CmEvent, ConnectionId, code_duration};
 use std::time::Instant;
 use verbs::MadReceived;
-use wire::Guid;
 use wire::mad::cm::{
     AboutMessage, Apr, CmMessage, Drep, Dreq, Lap, Mra, Rej, RejectReason, Rep, Req, Rtu, SidrRep,
     SidrReq,
 };
+use wire::{Guid, Lid};
 
 /// Class version of communication management.
 const CLASS_VERSION: u8 = 2;
@@ -23,6 +23,18 @@ const APR_UNSUPPORTED: u8 = 2;
 struct From {
     address: CmAddress,
     tid: u64,
+}
+
+/// A requester beyond a router does not know the LIDs of this subnet: those of the packet that brought its REQ count (as in Linux's ib_cm).
+fn routed(mut req: Req, mad: &MadReceived) -> Req {
+    let path = &mut req.primary;
+    if !path.subnet_local && path.local_lid == Lid::PERMISSIVE {
+        (path.local_lid, path.sl) = (mad.slid, mad.sl);
+    }
+    if !path.subnet_local && path.remote_lid == Lid::PERMISSIVE {
+        path.remote_lid = mad.dlid;
+    }
+    req
 }
 
 impl Cm {
@@ -42,7 +54,7 @@ impl Cm {
                 self.refuse(&from, &req, RejectReason::INVALID_CLASS_VERSION)
             }
             _ if header.class_version != CLASS_VERSION => self.counters.malformed += 1,
-            CmMessage::Req(req) => self.req(now, &from, req),
+            CmMessage::Req(req) => self.req(now, &from, routed(req, mad)),
             CmMessage::Rep(rep) => self.rep(now, &from, rep),
             CmMessage::Rtu(rtu) => self.rtu(&rtu),
             CmMessage::Rej(rej) => self.rej(now, rej),
@@ -87,11 +99,11 @@ impl Cm {
             }
             return;
         }
-        // From where that connection leads to: nobody else can end it.
+        // From where that connection's messages came: nobody else can end it.
         let same_qp = self.find(|c| {
             c.remote_qpn == req.local_qpn
                 && c.remote_guid == req.local_ca_guid
-                && c.address.dlid == from.address.dlid
+                && c.remote_lid == from.address.dlid
         });
         if let Some(id) = same_qp {
             // IBA 12.9.8.3.1: the other side has forgotten the connection that this queue pair had.
@@ -115,6 +127,7 @@ impl Cm {
         let mut connection = Connection::new(State::ReqReceived, from.address, from.tid);
         connection.remote_id = req.local_comm_id;
         connection.remote_guid = req.local_ca_guid;
+        connection.remote_lid = from.address.dlid;
         connection.remote_qpn = req.local_qpn;
         connection.deadline = Some(now + self.give_up_after());
         self.connections.insert(id, connection);
@@ -131,7 +144,7 @@ impl Cm {
         let same_qp = self.find(|c| {
             c.remote_qpn == rep.local_qpn
                 && c.remote_guid == rep.local_ca_guid
-                && c.address.dlid == from.address.dlid
+                && c.remote_lid == from.address.dlid
                 && !c.is_peer(rep.local_comm_id)
         });
         match self.connections.get_mut(&id).filter(|c| c.is_requester) {
@@ -139,6 +152,7 @@ impl Cm {
                 c.state = State::RepReceived;
                 c.remote_id = rep.local_comm_id;
                 c.remote_guid = rep.local_ca_guid;
+                c.remote_lid = from.address.dlid;
                 c.remote_qpn = rep.local_qpn;
                 c.sent = None;
                 c.deadline = Some(give_up);

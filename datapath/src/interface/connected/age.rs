@@ -2,7 +2,7 @@
 
 use super::lane::PeerKey;
 use super::peer::State;
-use super::{Connections, Phase, Way};
+use super::{Connections, Local, Phase, Way};
 use mad::ConnectionId;
 use std::time::{Duration, Instant};
 use verbs::QpState;
@@ -123,9 +123,9 @@ impl Connections {
     }
 
     /// A peer that asks again and again has forgotten what it had.
-    pub(super) fn close_oldest_of(&mut self, now: Instant, peer: PeerKey, lid: Lid) {
+    pub(super) fn close_oldest_of(&mut self, now: Instant, local: &Local, peer: PeerKey, lid: Lid) {
         let all = self.connections.iter();
-        let same = |c: &super::Connection| (c.peer, c.lid) == (peer, lid);
+        let same = |c: &super::Connection| c.peer == peer && local.is_same_port(c.lid, lid);
         let of_peer = all.filter(|(_, c)| same(c) && !c.is_own && c.phase != Phase::Closing);
         let serials: Vec<_> = of_peer.map(|(id, c)| (c.serial, *id)).collect();
         if serials.len() >= self.config.max_from_peer

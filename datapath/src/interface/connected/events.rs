@@ -83,7 +83,7 @@ impl Connections {
         if let Err(reason) = self.acceptable(&local, req, peer, dialect) {
             return self.refuse(id, reason);
         }
-        self.close_oldest_of(now, peer, from.dlid);
+        self.close_oldest_of(now, &local, peer, from.dlid);
         if !self.make_room(now) {
             return self.refuse(id, RejectReason::NO_QP);
         }
@@ -106,7 +106,7 @@ impl Connections {
             is_own: false,
             is_duplex: dialect == Dialect::Rfc
                 && mtu.is_some()
-                && from.dlid == req.primary.local_lid,
+                && local.is_same_port(from.dlid, req.primary.local_lid),
             mtu: mtu.unwrap_or_default().min(MAX_MTU as usize),
             serial,
             qp,
@@ -299,8 +299,9 @@ impl Connections {
 
     /// A connection that the peer asked for, for both directions. Where the peer is, ARP and the SA say; not whoever asks in its name.
     fn duplex_with(&self, key: PeerKey, is: impl Fn(&Connection) -> bool) -> Option<ConnectionId> {
-        let at = self.peers.get(&key)?.path.dlid;
-        let suits = |c: &Connection| c.peer == key && c.lid == at && c.is_duplex && is(c);
+        let (local, at) = (self.local?, self.peers.get(&key)?.path.dlid);
+        let is_there = |c: &Connection| c.peer == key && local.is_same_port(c.lid, at);
+        let suits = |c: &Connection| is_there(c) && c.is_duplex && is(c);
         let mut all = self.connections.iter();
         all.find(|(_, c)| suits(c)).map(|(id, _)| *id)
     }

@@ -74,6 +74,9 @@ pub(super) fn req(
     qpn: Qpn,
     psn: Psn,
 ) -> Req {
+    // Beyond a router the LIDs of this subnet mean nothing: those of the packet count then, as in Linux's ib_cm.
+    let subnet_local = path.hop_limit <= 1;
+    let lid = |lid| if subnet_local { lid } else { Lid::PERMISSIVE };
     Req {
         service_id: service_id(dialect, peer.1),
         local_qpn: qpn,
@@ -86,8 +89,8 @@ pub(super) fn req(
         srq: true,
         primary: CmPath {
             // Where this side is now: the path may be older.
-            local_lid: Lid(local.lid.0 | path.slid.0 & ((1 << local.lmc) - 1)),
-            remote_lid: path.dlid,
+            local_lid: lid(Lid(local.lid.0 | path.slid.0 & ((1 << local.lmc) - 1))),
+            remote_lid: lid(path.dlid),
             local_gid: local.address.gid,
             remote_gid: peer.0,
             flow_label: path.flow_label,
@@ -95,7 +98,7 @@ pub(super) fn req(
             traffic_class: path.tclass,
             hop_limit: path.hop_limit,
             sl: path.sl,
-            subnet_local: path.hop_limit <= 1,
+            subnet_local,
             local_ack_timeout: config.ack_timeout.0,
         },
         private_data: private_data(local.address.qpn, config),

@@ -49,6 +49,13 @@ pub(super) struct Local {
     pub(super) max_mtu: MtuCode,
 }
 
+impl Local {
+    /// Do both LIDs lead to one port? A manager gives the ports of a subnet the same LMC.
+    fn is_same_port(&self, a: Lid, b: Lid) -> bool {
+        a.0 >> self.lmc == b.0 >> self.lmc
+    }
+}
+
 /// To be carried out in order.
 pub(super) enum Output {
     /// A CM message.

@@ -4,7 +4,7 @@ use super::super::*;
 use super::world::{Phase, SERVICE, World, config};
 use verbs::MadReceived;
 use wire::mad::cm::{AboutMessage, Apr, Drep, Lap, SidrRep, SidrReq};
-use wire::{Guid, PKey, Qpn, ServiceLevel};
+use wire::{Guid, Lid, PKey, Qpn, ServiceLevel};
 
 fn open(world: &mut World) -> (ConnectionId, ConnectionId) {
     let (id, there) = world.requested();
@@ -246,6 +246,79 @@ fn a_req_from_the_queue_pair_of_a_connection_is_stale() {
     let told = world.nodes[1].events.last();
     assert!(matches!(told, Some(CmEvent::Disconnected { .. })));
     assert_eq!(world.nodes[1].cm.counters().stale, 1);
+}
+
+/// With LMC the other side answers from another LID of its port than it is asked at.
+#[test]
+fn whose_connection_is_stale_says_where_its_messages_come_from() {
+    let mut world = World::new(1);
+    let there = CmAddress {
+        dlid: Lid(5),
+        ..World::address(1)
+    };
+    let (local_qpn, remote_qpn) = (world.qpn(0), Qpn(0x77));
+    let asked = Req {
+        service_id: SERVICE,
+        local_qpn,
+        ..Req::default()
+    };
+    let cm = &mut world.nodes[0].cm;
+    let id = cm.connect(world.now, there, asked).expect("room");
+    let rep = Rep {
+        local_comm_id: 9,
+        remote_comm_id: id.0,
+        local_qpn: remote_qpn,
+        local_ca_guid: Guid(2),
+        ..Rep::default()
+    };
+    let hear = |cm: &mut Cm, now, from, message: CmMessage| {
+        let mad = MadReceived {
+            slid: from,
+            ..World::received(1, World::address(0).send(&message, 7))
+        };
+        cm.handle(now, &mad);
+    };
+    hear(cm, world.now, Lid(4), rep.into());
+    cm.confirm(id, [0; 224]).expect("it was asked for");
+    let again = Req {
+        local_comm_id: 10,
+        local_qpn: remote_qpn,
+        local_ca_guid: Guid(2),
+        ..asked
+    };
+    hear(cm, world.now, Lid(6), again.into());
+    assert_eq!(cm.counters().stale, 0, "somebody else's");
+    let again = Req {
+        local_comm_id: 11,
+        ..again
+    };
+    hear(cm, world.now, Lid(4), again.into());
+    assert_eq!(cm.counters().stale, 1);
+}
+
+/// Linux says no LIDs for a path with a hop limit of more than 1.
+#[test]
+fn a_request_from_beyond_a_router_has_the_lids_of_its_packet() {
+    let mut world = World::new(1);
+    let mut req = Req {
+        local_comm_id: 9,
+        service_id: SERVICE,
+        ..Req::default()
+    };
+    req.primary.local_lid = Lid::PERMISSIVE;
+    req.primary.remote_lid = Lid::PERMISSIVE;
+    let mut mad = World::received(1, World::address(0).send(&req.into(), 7));
+    mad.sl = ServiceLevel(3);
+    world.nodes[0].cm.handle(world.now, &mad);
+    let Some(CmOutput::Event(CmEvent::Requested { req, .. })) = world.nodes[0].cm.poll_output()
+    else {
+        panic!("no request")
+    };
+    let path = req.primary;
+    assert_eq!(
+        (path.local_lid, path.remote_lid, path.sl),
+        (mad.slid, mad.dlid, ServiceLevel(3))
+    );
 }
 
 #[test]
