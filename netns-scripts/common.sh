@@ -30,12 +30,12 @@ in_host() {
     ip netns exec "$prefix$k" "$@"
 }
 
-# until_true SECONDS COMMAND...: asks 20 times a second.
+# until_true SECONDS COMMAND...: asks again and again.
 until_true() {
-    local tries=$(($1 * 20))
+    local end=$((SECONDS + $1))
     shift
     until "$@"; do
-        ((tries-- > 0)) || return 1
+        ((SECONDS < end)) || return 1
         sleep 0.05
     done
 }
@@ -94,7 +94,7 @@ start_fabric() {
     local listen=udp://127.0.0.1:0
     [[ ! -e $dir/fabric.url ]] || listen=$(<"$dir/fabric.url")
     launch fabric fabric --listen "$listen" "${args[@]}"
-    wait_for 10 fabric says fabric 'hosts connect to udp://'
+    wait_for 60 fabric says fabric 'hosts connect to udp://'
     sed -n 's/.*hosts connect to \(udp:\/\/[^ ]*\).*/\1/p' "$dir/fabric.log" >"$dir/fabric.url"
 }
 
@@ -106,6 +106,6 @@ start_host() {
 }
 
 wait_for_host() {
-    wait_for 20 "host$1" says "host$1" "^ib0@$prefix$1: up$"
-    wait_for 5 "host$1" has_carrier "$prefix$1"
+    wait_for 60 "host$1" says "host$1" "^ib0@$prefix$1: up$"
+    wait_for 60 "host$1" has_carrier "$prefix$1"
 }

@@ -10,11 +10,11 @@ status=0
 end() {
     alive "$1" || return 0
     kill -TERM "$pid" 2>/dev/null || true
-    if ! until_true 10 not_alive "$1"; then
-        echo "down.sh: $1 (process $pid) did not end within 10 s of SIGTERM; killed" >&2
+    if ! until_true 30 not_alive "$1"; then
+        echo "down.sh: $1 (process $pid) did not end within 30 s of SIGTERM; killed" >&2
         status=1
         kill -KILL "$pid" 2>/dev/null || true
-        until_true 10 not_alive "$1" || die "process $pid does not end"
+        until_true 30 not_alive "$1" || die "process $pid does not end"
     fi
 }
 

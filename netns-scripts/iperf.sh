@@ -22,8 +22,8 @@ run() {
     shift 2
     in_host 2 iperf3 --server --one-off >/dev/null 2>&1 &
     server=$!
-    until_true 10 listening || die "iperf3 --server does not listen"
-    if ! in_host 1 timeout $((seconds + 30)) iperf3 --client "$address" --time "$seconds" --format m "$@" >"$output" 2>&1; then
+    until_true 60 listening || die "iperf3 --server does not listen"
+    if ! in_host 1 timeout $((seconds + 120)) iperf3 --client "$address" --time "$seconds" --format m "$@" >"$output" 2>&1; then
         cat "$output" >&2
         die "$what: iperf3 failed"
     fi

@@ -11,11 +11,16 @@ trap '((${#receivers[@]} == 0)) || kill "${receivers[@]}" 2>/dev/null || true' E
 
 link_local() { ip -n "$prefix$1" -o -6 address show dev ib0 scope link | sed -n 's/.*inet6 \([^/]*\)\/.*/\1/p'; }
 
-for ((i = 1; i <= hosts; i++)); do
-    replies=$(in_host "$i" ping -n -c 3 -i 0.3 -W 2 ff02::1%ib0) || die "host $i: nobody answers ff02::1: $replies"
+# Again and again: a host that has just come up may not be in the group yet.
+all_answer() {
+    local k
+    replies=$(in_host "$1" ping -n -c 2 -i 0.3 -W 2 ff02::1%ib0) || return 1
     for ((k = 1; k <= hosts; k++)); do
-        ((i == k)) || grep -qi "from $(link_local "$k")" <<<"$replies" || die "host $i: host $k did not answer ff02::1: $replies"
+        (($1 == k)) || grep -qi "from $(link_local "$k")" <<<"$replies" || return 1
     done
+}
+for ((i = 1; i <= hosts; i++)); do
+    until_true 60 all_answer "$i" || die "host $i: not all answer ff02::1: $replies"
     echo "host $i -> ff02::1: answered by all others"
 done
 
@@ -25,7 +30,7 @@ import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.bind((sys.argv[1], int(sys.argv[2])))
 s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(sys.argv[1]) + socket.inet_aton(sys.argv[3]))
-s.settimeout(30)
+s.settimeout(120)
 while s.recv(100) != sys.argv[4].encode(): pass
 '
 send='
@@ -51,7 +56,7 @@ for ((i = 1; i <= hosts; i++)); do
         in_host "$k" python3 -c "$receive" "$group" "$port" "10.77.0.$k" "from $i" &
         receivers+=($!)
     done
-    until_true 10 send_and_ask "$i" || die "host $i: what it sends to $group does not reach everybody"
+    until_true 60 send_and_ask "$i" || die "host $i: what it sends to $group does not reach everybody"
     for pid in "${receivers[@]}"; do wait "$pid" || die "a receiver of $group failed"; done
     receivers=()
     echo "host $i -> $group: heard by all others"

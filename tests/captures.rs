@@ -1,14 +1,17 @@
 //! Captures: what Wireshark says of ours, and what `ipoib decode` says of ours and of others'.
 #![allow(clippy::unwrap_used)]
 
+mod processes;
+
+use processes::succeed;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Generous: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn ipoib() -> Command {
     Command::new(env!("CARGO_BIN_EXE_ipoib"))
@@ -27,24 +30,6 @@ fn there_is(program: &str) -> bool {
             .stderr(Stdio::null())
             .status()
             .is_ok()
-}
-
-/// Runs to its end; its output if it went well.
-fn output(command: &mut Command) -> String {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = command.output().unwrap();
-    let (stdout, stderr) = (
-        String::from_utf8_lossy(&stdout),
-        String::from_utf8_lossy(&stderr),
-    );
-    assert!(
-        status.success(),
-        "{command:?}: {status}\n{stdout}\n{stderr}"
-    );
-    stdout.into_owned()
 }
 
 /// A running `ipoib`, ended when dropped.
@@ -88,8 +73,20 @@ impl Running {
         let pid = rustix::process::Pid::from_child(&self.child);
         // It may have ended by itself.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "{status}");
+        let status = self.ended();
+        assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    }
+
+    /// Waits for its end; none that takes too long.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        let begin = Instant::now();
+        loop {
+            let status = self.child.try_wait().unwrap();
+            if status.is_some() || begin.elapsed() > PATIENCE {
+                return status;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -101,7 +98,10 @@ impl Drop for Running {
                 rustix::process::Pid::from_child(&self.child),
                 rustix::process::Signal::TERM,
             );
-            let _ = self.child.wait();
+            if self.ended().is_none() {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+            }
         }
     }
 }
@@ -111,11 +111,11 @@ struct Namespace(String);
 
 impl Namespace {
     fn new(name: String) -> Namespace {
-        output(Command::new("ip").args(["netns", "add", &name]));
+        succeed(Command::new("ip").args(["netns", "add", &name]));
         Namespace(name)
     }
     fn run(&self, arguments: &[&str]) -> String {
-        output(
+        succeed(
             Command::new("ip")
                 .args(["netns", "exec", &self.0])
                 .args(arguments),
@@ -160,11 +160,11 @@ fn wireshark_reads_a_bring_up() {
         .unwrap();
     let mut capture = Running::start(ipoib().args(["capture", &file, "--control", &control]));
     // The head of the file is written when the fabric has agreed to the capture, and frames come from before any host is there: the SM's own.
-    let waited = (0..600).find(|_| {
-        std::thread::sleep(Duration::from_millis(50));
-        std::fs::metadata(&file).is_ok_and(|file| file.len() >= 24)
-    });
-    assert!(waited.is_some(), "the capture did not begin");
+    let begin = Instant::now();
+    while !std::fs::metadata(&file).is_ok_and(|file| file.len() >= 24) {
+        assert!(begin.elapsed() < PATIENCE, "the capture did not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 
     let hosts: Vec<Running> = (1..=2)
         .zip(&namespaces)
@@ -191,14 +191,14 @@ fn wireshark_reads_a_bring_up() {
     }
     for destination in ["10.77.0.2", "fd77::2"] {
         // The first may be lost to duplicate address detection, which holds back the kernel's IPv6.
-        let answers = namespaces[0].run(&["ping", "-c", "5", "-i", "0.2", "-W", "5", destination]);
+        let answers = namespaces[0].run(&["ping", "-c", "5", "-i", "0.2", "-w", "60", destination]);
         assert!(answers.contains("bytes from"), "{answers}");
     }
     drop(hosts);
     capture.interrupt();
 
     let tshark = |arguments: &[&str]| {
-        output(
+        succeed(
             Command::new("tshark")
                 .args(["-n", "-r", &file])
                 .args(arguments),
@@ -230,7 +230,7 @@ fn wireshark_reads_a_bring_up() {
         assert!(count(&details, word) > 0, "no {word} in the details");
     }
 
-    let decoded = output(ipoib().args(["decode", &file]));
+    let decoded = succeed(ipoib().args(["decode", &file]));
     let frames = listing
         .lines()
         .filter(|line| !line.trim().is_empty())
@@ -262,7 +262,7 @@ fn captures_of_others_decode() {
             eprintln!("SKIPPED: {} is absent", file.display());
             continue;
         }
-        let decoded = output(ipoib().arg("decode").arg(file));
+        let decoded = succeed(ipoib().arg("decode").arg(file));
         let summary = decoded.lines().last().unwrap();
         let frames: usize = summary.split_whitespace().next().unwrap().parse().unwrap();
         assert!(

@@ -25,7 +25,7 @@ use wire::mad::cm::{Rep, Req, ServiceId};
 use wire::{Guid, MtuCode, PKey, Psn, Qpn, RateCode, ServiceLevel};
 
 /// Generous: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const SERVICE: ServiceId = ServiceId(0x1000_0000_0000_0048);
 const MTU: MtuCode = MtuCode::MTU_2048;
 /// What IPoIB sends at most, with its header.
@@ -378,7 +378,7 @@ fn read_by_wireshark(frames: Vec<(std::time::SystemTime, Vec<u8>)>) {
     }
     let tshark = |arguments: &[&str]| {
         let output = Command::new("timeout")
-            .args(["-k", "5", "60", "tshark", "-n", "-r"])
+            .args(["-k", "5", "300", "tshark", "-n", "-r"])
             .arg(&path)
             .args(arguments)
             .output()

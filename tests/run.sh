@@ -30,7 +30,7 @@ fi
 # A test that hangs ends its test binary, and so shows.
 host=$(rustc -vV | sed -n 's/^host: //p')
 runner=CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$host")_RUNNER
-[[ -v $runner ]] || export "$runner=timeout -k 10 900"
+[[ -v $runner ]] || export "$runner=timeout -k 10 1200"
 
 log=$(mktemp)
 trap 'rm -f -- "$log"' EXIT

@@ -27,19 +27,19 @@ use wire::Guid;
 use wire::ipoib::nd::solicited_node;
 
 /// The whole demo ends within this time, with an error if it must.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// All interfaces are up within this time.
-const BRING_UP: Duration = Duration::from_secs(15);
+const BRING_UP: Duration = Duration::from_secs(30);
 /// The first echo to a host takes address resolution and a path query.
-const FIRST_ECHO: Duration = Duration::from_secs(5);
+const FIRST_ECHO: Duration = Duration::from_secs(10);
 /// Later ones take what a busy machine takes.
-const LATER_ECHO: Duration = Duration::from_secs(2);
+const LATER_ECHO: Duration = Duration::from_secs(5);
 /// Echoes between two addresses, after the first.
 const ECHOES: usize = 5;
 /// Size of the TCP transfer, bytes.
 const BULK: usize = 32 << 20;
 /// A transfer that takes longer has failed.
-const BULK_LIMIT: Duration = Duration::from_secs(30);
+const BULK_LIMIT: Duration = Duration::from_secs(90);
 /// TCP port of the transfer.
 const BULK_PORT: u16 = 7777;
 /// All hosts (RFC 4291 section 2.7.1).

@@ -91,7 +91,7 @@ impl Client {
         let data = UnixDatagram::bind_addr(&name(format!("{base}:in{number}\0"))).unwrap();
         // A server that takes nothing any more hangs. What is asked is asked again.
         control.set_read_timeout(Some(PATIENCE)).unwrap();
-        data.set_read_timeout(Some(PATIENCE / 10)).unwrap();
+        data.set_read_timeout(Some(PATIENCE / 40)).unwrap();
         data.set_write_timeout(Some(PATIENCE)).unwrap();
         control
             .connect_addr(&name(format!("{base}:ctl\0")))

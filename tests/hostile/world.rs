@@ -33,7 +33,7 @@ const WINDOW: u64 = 64;
 /// Time between pings.
 const PING: Duration = Duration::from_millis(10);
 /// Generous: the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Routes;
 
@@ -255,7 +255,7 @@ impl Pings {
             lost.collect::<Vec<_>>()
         };
         // The last answers are still on their way.
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         while !lost().is_empty() && Instant::now() < until {
             thread::sleep(Duration::from_millis(10));
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use wire::Guid;
 
 /// Bounds every wait; a subnet of this size needs a hundredth of it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Asks until there is an answer.
 pub(crate) fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {

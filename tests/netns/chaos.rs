@@ -22,8 +22,9 @@ struct Chaos {
 }
 
 impl Chaos {
-    /// Who does not hear whom: by IPv4, by IPv6, and in the group that all are in.
-    fn silent(&self) -> Vec<String> {
+    /// Everybody hears everybody, by IPv4, by IPv6, and in the group that all are in: each sooner or later.
+    #[track_caller]
+    fn all_talk(&self) {
         let pairs = (1..=HOSTS).flat_map(|from| (1..=HOSTS).map(move |to| (from, to)));
         let pairs = pairs.filter(|(from, to)| from != to);
         let unicast = pairs.flat_map(|(from, to)| {
@@ -37,30 +38,27 @@ impl Chaos {
             let line = "ping -n -c 2 -i 0.2 -W 1 -I ib0 239.1.2.3".to_owned();
             (from, line, others)
         });
-        let all: Vec<(u32, String, Vec<u32>)> = unicast.chain(group).collect();
-        std::thread::scope(|scope| {
-            let pings = all.iter().map(|(from, line, answer)| {
-                scope.spawn(move || {
-                    let said = words(&run(&mut self.subnet.on(*from, line)));
-                    let heard = |host: &u32| {
-                        let v4 = format!("from 10.77.0.{host}");
-                        said.contains(&v4) || said.contains(&format!("from fd77::{host}"))
-                    };
-                    let all = answer.iter().all(heard);
-                    (!all).then(|| format!("host {from}: {line}"))
-                })
+        let mut silent: Vec<(u32, String, Vec<u32>)> = unicast.chain(group).collect();
+        let still_silent = || {
+            std::thread::scope(|scope| {
+                let ask = |talk: &(u32, String, Vec<u32>)| {
+                    let (from, line, answer) = talk.clone();
+                    scope.spawn(move || {
+                        let said = words(&run(&mut self.subnet.on(from, &line)));
+                        let heard = |host: &u32| {
+                            let v4 = format!("from 10.77.0.{host}");
+                            said.contains(&v4) || said.contains(&format!("from fd77::{host}"))
+                        };
+                        (!answer.iter().all(heard)).then_some((from, line, answer))
+                    })
+                };
+                let pings: Vec<_> = silent.iter().map(ask).collect();
+                let pings = pings.into_iter().map(|ping| ping.join().unwrap());
+                silent = pings.flatten().collect();
             });
-            let pings: Vec<_> = pings.collect();
-            pings
-                .into_iter()
-                .filter_map(|ping| ping.join().unwrap())
-                .collect()
-        })
-    }
-
-    #[track_caller]
-    fn all_talk(&self) {
-        wait_until("all talk", || self.silent(), |silent| silent.is_empty());
+            silent.clone()
+        };
+        wait_until("all talk", still_silent, Vec::is_empty);
     }
 
     fn fault(&self, kind: u64, random: &mut fastrand::Rng) -> String {

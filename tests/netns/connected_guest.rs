@@ -1,6 +1,6 @@
 //! The kernel's own IPoIB in connected mode as a peer (RFC 4755): between its connections and ours.
 
-use crate::connected::{connection, python, serve, set_mode, stat, wait_mtu};
+use crate::connected::{connection, mtu, python, serve, set_mode, stat, wait_mtu, wait_traffic};
 use crate::kernel::{By, GUEST_GUID, Pair};
 use crate::subnet::{Background, IPOIB, LONGEST, Subnet, command, run, succeed, wait_until, words};
 use rustix::process::{Pid, Signal, kill_process};
@@ -59,25 +59,27 @@ impl Pair {
     fn stream_to_guest(&self, address: &str, megabytes_and_pace: &str) -> Background {
         let line = format!("talk.py stream {address} {megabytes_and_pace}");
         let mut stream = python(&self.subnet, 1, &line);
-        Background(stream.stdin(Stdio::null()).spawn().unwrap())
+        Background::start(stream.stdin(Stdio::piped()))
     }
 
-    /// The same from the guest: the file so many times.
-    fn stream_from_guest(&mut self, address: &str, times: u32) -> Option<String> {
-        let stream = format!("for i in $(seq {times}); do cat /tmp/file; done");
+    /// The same from the guest: a file again and again while `more` succeeds, of which `$i` is how often it has been.
+    fn stream_from_guest(&mut self, address: &str, more: &str) {
+        let stream = format!(
+            "i=0; while {more}; do cat /tmp/file; i=$((i + 1)); done; echo $i > /tmp/times"
+        );
         self.guest.succeed(&format!(
-            "rm -f /tmp/answer; ({stream} | timeout 100 nc {address} 9100 | xxd -p -c 64 > /tmp/coming; mv /tmp/coming /tmp/answer) > /dev/null 2>&1 &"
+            "rm -f /tmp/answer /tmp/times; (({stream}) | timeout 600 nc {address} 9100 | xxd -p -c 64 > /tmp/coming; mv /tmp/coming /tmp/answer) > /dev/null 2>&1 &"
         ));
-        let sum = self.guest.succeed(&format!("({stream}) | sha256sum"));
-        sum.split_whitespace().next().map(str::to_owned)
     }
 
-    fn guest_stream_ended(&mut self) -> bool {
-        self.guest.run("[ -e /tmp/answer ]").0 == 0
-    }
-
-    fn answer(&mut self) -> Option<String> {
-        Some(self.guest.succeed("cat /tmp/answer"))
+    /// Waits until it has ended; the digest that came back is the right one.
+    #[track_caller]
+    fn stream_from_guest_is_right(&mut self) {
+        self.guest.wait_succeeds("[ -e /tmp/answer ]");
+        let sum = self.guest.succeed(
+            "for i in $(seq $(cat /tmp/times)); do cat /tmp/file; done | sha256sum | cut -c 1-64",
+        );
+        assert_eq!(self.guest.succeed("cat /tmp/answer"), sum);
     }
 
     fn connection_to_guest(&self) -> serde_json::Value {
@@ -94,20 +96,6 @@ impl Pair {
         ]
         .map(|name| stat(&self.subnet, 1, name))
     }
-}
-
-fn mtu(mode: &str) -> u32 {
-    match mode {
-        "connected" => 65_520,
-        _ => 2044,
-    }
-}
-
-#[track_caller]
-fn succeeds(mut child: Background, what: &str) {
-    let ended = || child.0.try_wait().unwrap();
-    let status = wait_until(what, ended, Option::is_some);
-    assert!(status.unwrap().success(), "{what} failed");
 }
 
 /// What programs say to each other, whichever mode each side is in and while that changes, and what becomes of it when packets, the host or the
@@ -143,9 +131,9 @@ fn longest_packets(pair: &mut Pair) {
         (LONGEST_V4, "10.77.0.1", "10.77.0.9"),
         (LONGEST_V6, "fd77::1", "fd77::9"),
     ] {
-        let there = format!("ping -n -c 3 -i 0.2 -W 5 -M do -s {size} {guest}");
+        let there = format!("ping -n -c 3 -i 0.2 -w 120 -M do -s {size} {guest}");
         succeed(&mut pair.subnet.on(1, &there));
-        let back = format!("ping -c 3 -i 0.2 -W 5 -s {size} {host}");
+        let back = format!("ping -c 3 -i 0.2 -W 60 -s {size} {host}");
         pair.guest.succeed(&back);
         let too_long = format!("ping -n -c 1 -W 1 -M do -s {} {guest}", size + 1);
         let too_long = run(&mut pair.subnet.on(1, &too_long));
@@ -220,14 +208,10 @@ fn wireshark(file: &Path) {
 fn streams_and_datagrams(pair: &mut Pair) {
     let _server = serve(&pair.subnet, 1);
     for (host, guest) in [("10.77.0.1", "10.77.0.9"), ("fd77::1", "fd77::9")] {
-        succeeds(pair.stream_to_guest(guest, "4"), "a stream to the guest");
-        let sum = pair.stream_from_guest(host, 2);
-        wait_until(
-            "the guest's stream",
-            || pair.guest_stream_ended(),
-            |ended| *ended,
-        );
-        assert_eq!(pair.answer(), sum);
+        let stream = pair.stream_to_guest(guest, "4");
+        stream.succeeds("a stream to the guest");
+        pair.stream_from_guest(host, "[ $i -lt 2 ]");
+        pair.stream_from_guest_is_right();
     }
     let server = pair.subnet.on(1, "iperf3 -s").stdout(Stdio::null()).spawn();
     let _server = Background(server.unwrap());
@@ -287,42 +271,34 @@ fn different_modes(pair: &mut Pair) {
 
 fn guest_pings_all_sizes(pair: &mut Pair) {
     pair.guest.succeed(
-        "for size in 1 56 1999 2015 2016 2017 4091 4092 4093 16384 40000 65491 65492; do ping -c 1 -W 5 -s $size 10.77.0.1 > /dev/null || { echo $size bytes; false; break; }; done",
+        "for size in 1 56 1999 2015 2016 2017 4091 4092 4093 16384 40000 65491 65492; do ping -c 1 -W 60 -s $size 10.77.0.1 > /dev/null || { echo $size bytes; false; break; }; done",
     );
     pair.guest.succeed(
-        "for size in 1 1996 1997 16384 65472; do ping -c 1 -W 5 -s $size fd77::1 > /dev/null || { echo $size bytes; false; break; }; done",
+        "for size in 1 1996 1997 16384 65472; do ping -c 1 -W 60 -s $size fd77::1 > /dev/null || { echo $size bytes; false; break; }; done",
     );
 }
 
 fn modes_change_under_tcp(pair: &mut Pair) {
     pair.modes("connected", "connected");
     let _server = serve(&pair.subnet, 1);
-    // Not faster than that, to see some changes.
-    let mut to_guest = pair.stream_to_guest("10.77.0.9", "36 4");
-    let sum = pair.stream_from_guest("10.77.0.1", 14);
-    let mut both_ended = |pair: &mut Pair| {
-        let ended = to_guest.0.try_wait().unwrap();
-        assert!(ended.is_none_or(|status| status.success()), "the stream");
-        ended.is_some() && pair.guest_stream_ended()
-    };
-    let mut changes = 0;
+    // Not as fast as it can be: the guest has other things to do.
+    let mut to_guest = pair.stream_to_guest("10.77.0.9", "on 4");
+    pair.stream_from_guest("10.77.0.1", "[ ! -e /tmp/enough ]");
     // Both sides in both modes, in all four ways; connected in the end.
-    while changes < 12 && !both_ended(pair) {
-        let mode = ["datagram", "connected"][changes / 2 % 2];
-        if changes % 2 == 0 {
+    for change in 0..12 {
+        let mode = ["datagram", "connected"][change / 2 % 2];
+        if change % 2 == 0 {
             set_mode(&pair.subnet, 1, mode);
             wait_mtu(&pair.subnet, 1, mtu(mode));
         } else {
             pair.guest_mode(mode);
         }
-        changes += 1;
-        // Something is to be sent in each mode.
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        wait_traffic(&pair.subnet, 1);
     }
-    println!("{changes} changes of mode under TCP");
-    assert!(changes >= 4, "only {changes}");
-    wait_until("both streams", || both_ended(pair), |ended| *ended);
-    assert_eq!(pair.answer(), sum);
+    drop(to_guest.0.stdin.take());
+    pair.guest.succeed("touch /tmp/enough");
+    to_guest.succeeds("the stream to the guest");
+    pair.stream_from_guest_is_right();
     pair.modes("connected", "connected");
     pair.both_reach_far();
 }
@@ -342,17 +318,10 @@ fn packets_lost(pair: &mut Pair) {
     let guid = format!("{GUEST_GUID:#018x}");
     pair.subnet
         .fault(&format!("link {guid} 1 --loss 1% --seed 7"));
-    succeeds(
-        pair.stream_to_guest("10.77.0.9", "8"),
-        "a stream to the guest",
-    );
-    let sum = pair.stream_from_guest("10.77.0.1", 2);
-    wait_until(
-        "the guest's stream",
-        || pair.guest_stream_ended(),
-        |ended| *ended,
-    );
-    assert_eq!(pair.answer(), sum);
+    let stream = pair.stream_to_guest("10.77.0.9", "8");
+    stream.succeeds("a stream to the guest");
+    pair.stream_from_guest("10.77.0.1", "[ $i -lt 2 ]");
+    pair.stream_from_guest_is_right();
     let after = counts(&pair.subnet);
     pair.subnet.fault(&format!("link {guid} 1 clear"));
     println!(

@@ -25,9 +25,9 @@ fn an_administrators_mtu_in_both_modes_under_tcp() {
     let _servers = [1, 2].map(|host| serve(&subnet, host));
     set_mode(&subnet, 2, "connected");
     wait_mtu(&subnet, 2, 65_520);
-    let mut streams = [(1, "10.77.0.2"), (2, "10.77.0.1")].map(|(host, address)| {
-        let mut stream = python(&subnet, host, &format!("talk.py stream {address} 40 4"));
-        Background(stream.stdout(Stdio::null()).spawn().unwrap())
+    let streams = [(1, "10.77.0.2"), (2, "10.77.0.1")].map(|(host, address)| {
+        let stream = format!("talk.py stream {address} on 4");
+        Background::start(python(&subnet, host, &stream).stdin(Stdio::piped()))
     });
     let link_local = || subnet.ip(1, "-o -6 address show dev ib0 scope link");
     let before = link_local();
@@ -63,9 +63,8 @@ fn an_administrators_mtu_in_both_modes_under_tcp() {
     let sweep = "sweep.py fd77::2 1 65472 1310";
     let said = succeed(&mut python(&subnet, 1, sweep));
     assert_eq!(said, "50 0 65520\n");
-    for stream in &mut streams {
-        let ended = || stream.0.try_wait().unwrap();
-        let ended = wait_until("the stream ends", ended, Option::is_some);
-        assert!(ended.unwrap().success());
+    for mut stream in streams {
+        drop(stream.0.stdin.take());
+        stream.succeeds("the stream");
     }
 }

@@ -1,11 +1,9 @@
 //! Subnet managers that die, come and take over while IP traffic crosses the subnet.
 
-use crate::managers::{Manager, is_member, possible, signal};
-use crate::subnet::{Background, LONGEST, PATIENCE, Subnet, run, succeed, wait_until, words};
-use rustix::process::Signal;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
-use std::sync::mpsc;
+use crate::echoes::Echoes;
+use crate::managers::{Manager, is_member, possible};
+use crate::subnet::{Background, LONGEST, Subnet, run, succeed, wait_until, words};
+use std::process::Stdio;
 use std::time::Instant;
 
 /// Two switches with two cables between them; a manager's place and a free port for a host at each.
@@ -33,11 +31,9 @@ Ca 1 "M2"
 
 /// A hundred echoes a second and a TCP stream from host 1 to host 2, which know the way already. Both go on until they are told to end.
 pub(crate) struct Traffic {
-    echoes: Background,
-    /// What `ping` says, line by line.
-    said: mpsc::Receiver<String>,
-    sender: Child,
-    receiver: Child,
+    echoes: Echoes,
+    sender: Background,
+    receiver: Background,
 }
 
 /// How many echoes must come back after what was done to the subnet.
@@ -68,85 +64,43 @@ print(sum.hexdigest())
 ";
 
 impl Traffic {
-    /// Ends after the first echoes came back.
+    /// Returns after the first echo came back.
     pub(crate) fn start(subnet: &Subnet) -> Traffic {
         subnet.wait_reaches(1, "10.77.0.2");
-        let start = |host, words: &str| {
-            let mut command = subnet.on(host, &format!("{LONGEST} {words}"));
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            command
+        let start = |host, program| {
+            let mut command = subnet.on(host, &format!("{LONGEST} python3 -c"));
+            let command = command.arg(program).stdin(Stdio::piped());
+            Background::start(command.stdout(Stdio::piped()))
         };
-        let receiver = start(2, "python3 -c").arg(RECEIVE).spawn().unwrap();
+        let receiver = start(2, RECEIVE);
         wait_until(
-            "the stream's receiver listens",
+            "the receiver listens",
             || succeed(&mut subnet.on(2, "ss -Hltn")),
             |listening| listening.contains(":7000"),
         );
-        let sender = start(1, "python3 -c").arg(SEND).spawn().unwrap();
-        let echoes = start(1, "ping -n -i 0.01 10.77.0.2").spawn();
-        let mut echoes = Background(echoes.unwrap());
-        let output = BufReader::new(echoes.0.stdout.take().unwrap());
-        let (say, said) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let _ = say.send(line);
-            }
-        });
-        let traffic = Traffic {
-            echoes,
-            said,
-            sender,
+        Traffic {
+            sender: start(1, SEND),
             receiver,
-        };
-        // The first line tells what follows.
-        assert!(traffic.next().starts_with("PING "));
-        assert_eq!(sequence(&traffic.next()), Some(1));
-        traffic
-    }
-
-    #[track_caller]
-    fn next(&self) -> String {
-        self.said.recv_timeout(PATIENCE).expect("another echo")
+            echoes: Echoes::start(subnet, 1, "-i 0.01 10.77.0.2"),
+        }
     }
 
     /// Ends it: not one echo was lost, and the stream came as it was sent.
     #[track_caller]
     pub(crate) fn all_arrived(mut self, subnet: &Subnet) {
-        // What was sent before now has come back before the last of these, or is lost.
-        let mut said: Vec<String> = self.said.try_iter().collect();
-        said.extend(std::iter::repeat_with(|| self.next()).take(AFTER));
-        signal(self.echoes.0.id() as i32, Signal::INT);
-        said.extend(self.said.iter());
-        let summary = said.iter().rev().take(2).cloned().collect::<Vec<_>>();
-        eprintln!("{}", summary.join("; "));
-        let mut came: Vec<usize> = said.iter().filter_map(|line| sequence(line)).collect();
-        came.sort_unstable();
-        // The first one's line is not among them.
-        if !came.iter().copied().eq(2..came.len() + 2) {
+        let (missing, twice) = self.echoes.end(AFTER);
+        if !missing.is_empty() || !twice.is_empty() {
             for host in [1, 2] {
                 eprintln!("host {host}: {:#}", subnet.show(host, "stats"));
                 eprintln!("{}", subnet.ip(host, "-s -s link show dev ib0"));
             }
             let stats = subnet.show_fabric_stats();
-            panic!("not every echo came once: {}\n{stats:#}", said.join("\n"));
+            panic!("echoes {missing:?} were lost, {twice:?} came twice\n{stats:#}");
         }
-        drop(self.sender.stdin.take());
-        let sums = [self.sender, self.receiver].map(|child| child.wait_with_output().unwrap());
-        assert!(sums.iter().all(|end| end.status.success()), "{sums:?}");
-        assert_eq!(sums[0].stdout, sums[1].stdout);
+        drop(self.sender.0.stdin.take());
+        let sent = self.sender.succeeds("the sender");
+        assert_eq!(sent, self.receiver.succeeds("the receiver"));
     }
-}
-
-/// Of an echo that came back.
-fn sequence(line: &str) -> Option<usize> {
-    let number = line
-        .split(" bytes from ")
-        .nth(1)?
-        .split("icmp_seq=")
-        .nth(1)?
-        .split(' ')
-        .next()?;
-    number.parse().ok()
 }
 
 /// Every group that a host is a full member of, with the host's GID. What it only sends to comes and goes.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Under emulation on a busy machine everything takes its time.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A booted guest, and a shell in it. Dropping it ends the guest.
 pub(crate) struct Guest {
@@ -57,7 +57,7 @@ impl Guest {
                 listener.local_addr().unwrap().port()
             ))
             .env("GUID", format!("{guid:016x}"))
-            .env("TIMEOUT", "600")
+            .env("TIMEOUT", "900")
             // What the script cannot remove goes with the rest.
             .env("TMPDIR", place.path())
             .env("KLOG", place.path().join("klog"))

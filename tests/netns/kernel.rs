@@ -64,7 +64,7 @@ impl Pair {
 
 fn boot(peer: &Path, subnet: &Subnet) -> Guest {
     let mut guest = Guest::boot(peer, &subnet.port(), GUEST_GUID);
-    guest.succeed("ibup 10.77.0.9/24 && ip addr add fd77::9/64 dev ib0");
+    guest.succeed("ibup 10.77.0.9/24 ib0 200 && ip addr add fd77::9/64 dev ib0");
     guest
 }
 
@@ -274,7 +274,7 @@ fn two_linux_peers() {
     let mut guests = [1, 2].map(|n| Guest::boot(&peer, &subnet.port(), GUEST_GUID + 0x100 * n));
     for (n, guest) in guests.iter_mut().enumerate() {
         guest.succeed(&format!(
-            "ibup 10.77.0.{0}/24 && ip addr add fd77::{0}/64 dev ib0",
+            "ibup 10.77.0.{0}/24 ib0 200 && ip addr add fd77::{0}/64 dev ib0",
             n + 11
         ));
     }

@@ -10,6 +10,7 @@ mod chaos;
 mod connected;
 mod connected_guest;
 mod connected_mtu;
+mod echoes;
 mod failover;
 mod failures;
 mod faults;

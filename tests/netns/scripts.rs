@@ -74,7 +74,7 @@ fn up_twice() {
         words(&again)
     );
     assert!(runs(subnet.pid("host1")));
-    assert!(subnet.reaches(1, "10.77.0.1"));
+    subnet.wait_reaches(1, "10.77.0.1");
 }
 
 /// What does not come up is taken down again: here the second namespace is somebody else's.

@@ -15,12 +15,12 @@ use tempfile::TempDir;
 /// The program under test.
 pub(crate) const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
 /// How long something may take to become true in its own time, and how long it is waited for in between.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Before a command that goes on in the background until it ends by itself.
-pub(crate) const LONGEST: &str = "timeout -k 5 90";
-/// How long a subnet lives at most: a test that takes longer hangs.
-const LIFE: Duration = Duration::from_secs(300);
+pub(crate) const LONGEST: &str = "timeout -k 5 600";
+/// How long a test may do nothing with its subnet: longer than any step may take. What takes longer hangs.
+const LIFE: Duration = Duration::from_secs(400);
 
 /// Names that no other test has, of this run or of another one.
 pub(crate) fn unique() -> String {
@@ -77,8 +77,8 @@ pub(crate) fn wait_until<T: Debug>(
 pub(crate) struct Subnet {
     pub(crate) prefix: String,
     place: TempDir,
-    /// Dropping it tells the watchdog that all is well.
-    _alive: mpsc::Sender<()>,
+    /// Tells the watchdog that all is well.
+    alive: mpsc::Sender<()>,
 }
 
 impl Subnet {
@@ -86,7 +86,7 @@ impl Subnet {
         Subnet {
             prefix: unique(),
             place: tempfile::tempdir().unwrap(),
-            _alive: watchdog(),
+            alive: watchdog(),
         }
     }
 
@@ -139,6 +139,11 @@ impl Subnet {
         Some((subnet, managers))
     }
 
+    /// The test goes on.
+    fn step(&self) {
+        self.alive.send(()).expect("the watchdog watches");
+    }
+
     /// The scripts' directory.
     pub(crate) fn directory(&self) -> PathBuf {
         self.place.path().join("state")
@@ -146,6 +151,7 @@ impl Subnet {
 
     /// One of the scripts.
     pub(crate) fn script(&self, name: &str) -> Command {
+        self.step();
         let mut command = Command::new(
             Path::new(env!("CARGO_MANIFEST_DIR"))
                 .join("netns-scripts")
@@ -164,6 +170,7 @@ impl Subnet {
 
     /// A command, in words between spaces, in a host's namespace.
     pub(crate) fn on(&self, host: u32, line: &str) -> Command {
+        self.step();
         command(&format!("ip netns exec {} {line}", self.namespace(host)))
     }
 
@@ -221,6 +228,7 @@ impl Subnet {
 
     /// Null where nobody answers.
     fn ask(&self, topic: &str, instance: &str) -> serde_json::Value {
+        self.step();
         let output = run(Command::new(IPOIB).args(["show", topic, "--json", "--on", instance]));
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
@@ -278,12 +286,18 @@ impl Subnet {
     }
 }
 
-/// Ends all tests, and says what runs, if what it returns lives too long: better than to hang for ever.
+/// Ends all tests, and says what runs, if nothing is heard for too long from what it returns: better than to hang for ever.
 fn watchdog() -> mpsc::Sender<()> {
     let (alive, life) = mpsc::channel();
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     std::thread::spawn(move || {
-        if life.recv_timeout(LIFE) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let silent = loop {
+            match life.recv_timeout(LIFE) {
+                Ok(()) => {}
+                Err(why) => break why == mpsc::RecvTimeoutError::Timeout,
+            }
+        };
+        if silent {
             let ps = command("ps -e -H -ww -o pid,stat,wchan:20,etime,args").output();
             let processes = ps.map(|output| words(&output)).unwrap_or_default();
             // The harness keeps what goes through `eprintln`.

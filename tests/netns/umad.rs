@@ -118,7 +118,10 @@ fn opensm_beyond_udp() {
     wait_until("the fabric runs", || control.exists(), |there| *there);
 
     let log = both.place().join("log");
-    let opensm = both.client("host1", "opensm -d 2 -f log").spawn().unwrap();
+    let opensm = both
+        .client("host1", "opensm -d 2 -t 10000 -f log")
+        .spawn()
+        .unwrap();
     let _opensm = Background(opensm);
     let log = || std::fs::read_to_string(&log).unwrap_or_default();
     wait_until("the subnet is up", log, |log| log.contains("SUBNET UP"));

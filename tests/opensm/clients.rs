@@ -8,7 +8,7 @@ use std::time::Duration;
 use wire::Lid;
 use wire::mad::{AttrId, MadHeader, Method, MgmtClass, Smp};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn name(text: String) -> SocketAddr {
     SocketAddr::from_abstract_name(format!("{text}\0")).unwrap()

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const IPOIB: &str = env!("CARGO_BIN_EXE_ipoib");
 /// For a fabric to start.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Fabric {
     running: Background,

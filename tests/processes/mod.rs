@@ -4,13 +4,14 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a command may take that ends by itself.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs to the end; the command must succeed.
 #[track_caller]
@@ -70,12 +71,43 @@ pub(crate) fn command(line: &str) -> Command {
     command
 }
 
-/// A child that is killed if the test ends before it does.
+/// A child that is killed if the test ends before it does, with its process group if it leads one.
 pub(crate) struct Background(pub(crate) Child);
+
+impl Background {
+    /// As the leader of a process group.
+    #[track_caller]
+    pub(crate) fn start(command: &mut Command) -> Background {
+        let spawned = command.process_group(0).spawn();
+        Background(spawned.unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+
+    /// Waits for its end, which must be a success. What it wrote to a pipe: no more than fits into one.
+    #[track_caller]
+    pub(crate) fn succeeds(mut self, what: &str) -> String {
+        let begin = Instant::now();
+        let status = loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                break status;
+            }
+            assert!(begin.elapsed() < LIMIT, "{what}: no end in {LIMIT:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(status.success(), "{what}: {status}");
+        let mut said = String::new();
+        if let Some(mut output) = self.0.stdout.take() {
+            output.read_to_string(&mut said).unwrap();
+        }
+        said
+    }
+}
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may have ended, and the test may have waited for it.
+        // It may have ended, and the test may have waited for it: then its number is nobody's, or not that of a group of ours.
+        if let Ok(None) = self.0.try_wait() {
+            let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

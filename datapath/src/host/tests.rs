@@ -20,7 +20,7 @@ use crate::netdev::tun::{self, Tun, TunError};
 use crate::netdev::{Netdev, NetdevError, PacketBatch};
 
 /// Only a hang takes so long.
-const HANG: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(120);
 
 struct Host {
     netns: Netns,

@@ -13,7 +13,7 @@ SIZES = [1, 2000, 2017, 10000, 60000, 65507]
 # IP_MTU_DISCOVER and IPV6_MTU_DISCOVER: never, as the kernel likes (the default), always forbid fragmentation.
 DISCOVER = [0, 1, 2]
 KINDS = ["device", "source", "connected"]
-PATIENCE = 20
+PATIENCE = 60
 index = socket.if_nametoindex("ib0")
 
 

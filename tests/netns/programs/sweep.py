@@ -32,7 +32,7 @@ def answered(sequence, size):
     head = struct.pack("!BBHHH", request, 0, 0, ident, sequence & 0xffff)
     packet = head + fill[:size]
     packet = packet[:2] + struct.pack("!H", 0 if v6 else checksum(packet)) + packet[4:]
-    for attempt in range(4):
+    for attempt in range(20):
         try:
             s.send(packet)
         except OSError as error:

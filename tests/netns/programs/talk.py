@@ -1,7 +1,8 @@
 """talk.py serve: takes TCP streams at port 9100, of which it answers the digest, and sends datagrams back from there; IPv4 and IPv6.
-talk.py stream ADDRESS MEGABYTES [MEGABYTES PER SECOND]: sends a stream; fails unless the digest is right.
+talk.py stream ADDRESS MEGABYTES [MEGABYTES PER SECOND]: sends a stream; fails unless the digest is right. With "on" for MEGABYTES it goes on
+until its input ends.
 talk.py datagrams ADDRESS SIZE COUNT: sends datagrams one after the other; fails unless each comes back whole."""
-import hashlib, random, socket, sys, threading, time
+import hashlib, itertools, random, select, socket, sys, threading, time
 
 PORT = 9100
 
@@ -36,10 +37,13 @@ def serve():
 
 
 def stream(address, megabytes, pace=0):
-    connection = socket.create_connection((address, PORT), 60)
-    connection.settimeout(60)
+    connection = socket.create_connection((address, PORT), 120)
+    connection.settimeout(120)
     sum, noise, begin = hashlib.sha256(), random.Random(7), time.monotonic()
-    for done in range(4 * int(megabytes)):
+    on = megabytes == "on"
+    for done in itertools.count() if on else range(4 * int(megabytes)):
+        if on and select.select([sys.stdin], [], [], 0)[0]:
+            break
         block = noise.randbytes(1 << 18)
         sum.update(block)
         connection.sendall(block)
@@ -60,7 +64,7 @@ def datagrams(address, size, count):
     s.settimeout(2)
     for number in range(int(count)):
         data = random.Random(number).randbytes(int(size))
-        for attempt in range(4):
+        for attempt in range(20):
             try:
                 s.send(data)
                 if s.recv(65536) == data:
