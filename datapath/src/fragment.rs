@@ -7,7 +7,8 @@
 //!
 //! So the interface, being the last part of the source host, cuts what goes to groups: in IPv4 whatever the DF bit says, in IPv6 where the
 //! source is its own (others get a too-big message, RFC 4443 section 3.2). It cuts, too, what any router may: IPv4 packets without DF. And
-//! where a path takes less than IPv6's least MTU, it cuts its own packets of up to that many bytes, since no host sends smaller ones there.
+//! where a path takes less than IPv6's least MTU, it cuts packets of up to that many bytes, whosever they are: no host sends smaller ones there,
+//! and whatever is below IPv6 has to carry them (RFC 8200 section 5).
 
 use crate::forwarding::Destination;
 use crate::icmp::MIN_MTU_V6;
@@ -91,8 +92,11 @@ fn cut_v6(
     id: u32,
 ) -> Option<Vec<Vec<u8>>> {
     let source = Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(8..24)?).ok()?);
-    let is_own = source.is_unspecified() || own.contains(&IpAddr::V6(source));
-    if !is_own || !to.is_group() && packet.len() > MIN_MTU_V6 {
+    let allowed = match to.is_group() {
+        true => source.is_unspecified() || own.contains(&IpAddr::V6(source)),
+        false => packet.len() <= MIN_MTU_V6,
+    };
+    if !allowed {
         return None;
     }
     let payload_len = u16::from_be_bytes([packet[4], packet[5]]);
@@ -335,14 +339,12 @@ mod tests {
         let packet = v6(4000, (UDP, &[]));
         assert!(cut_own(&packet, &neighbour).is_none());
         assert!(cut_own(&packet, &group(2044)).is_some());
-        let short = v6(1280 - 40, (UDP, &[]));
-        assert_eq!(
-            join(cut_own(&short, &to(Qpn(72), 252)).unwrap().iter(), 252).len(),
-            1
-        );
-        assert!(cut_own(&v6(1281 - 40, (UDP, &[])), &to(Qpn(72), 252)).is_none());
         // That of another host, which this one forwards.
         assert!(cut(&packet, &group(2044), &HashSet::new(), 1).is_none());
+        let (slow, short) = (to(Qpn(72), 252), v6(1280 - 40, (UDP, &[])));
+        let frames = cut(&short, &slow, &HashSet::new(), 1).unwrap();
+        assert_eq!(join(frames.iter(), 252), [(UDP, bytes(1280 - 40))]);
+        assert!(cut_own(&v6(1281 - 40, (UDP, &[])), &slow).is_none());
         // Before it has an address.
         let mut packet = packet;
         packet[ENCAP_LEN + 8..ENCAP_LEN + 24].fill(0);
