@@ -255,3 +255,46 @@ fn packets_to_groups_fit_the_broadcast_group_as_soon_as_it_is_smaller() {
     assert_eq!(sent_long.seen(), 1);
     assert_eq!(stat(&sim, 0, "tx_fragmented"), 100);
 }
+
+/// Links to some peers are slower than those to others, and become so while connections are open.
+#[test]
+fn each_connection_has_the_mtu_of_its_path() {
+    let (mut sim, mut sm) = one_switch_as(1070, 3, manager(M4096), |sim| {
+        for host in &mut sim.hosts {
+            Connected.set(&mut host.config);
+        }
+    });
+    let slow = sim.gid(1);
+    // The paths that the hosts know already are asked for anew when the manager is another one.
+    for path in [M1024, M512, M2048] {
+        sim.net.alter_paths(move |record| {
+            if [record.sgid, record.dgid].contains(&slow) {
+                record.mtu = path;
+            }
+        });
+        sim.kill_sm(sm);
+        sm = sim.start_sm(SmPlace::Switch(0), manager(M4096));
+        let slow_mtu = path.bytes().expect("a code");
+        let known = |sim: &Sim, h: usize| {
+            let other = sim.gid(1 - h).to_string();
+            let mut paths = sim.interface(h).path_status(sim.now()).into_iter();
+            paths.any(|p| p.gid == other && p.mtu == Some(slow_mtu))
+        };
+        let start = sim.elapsed();
+        while (0..2).any(|h| !known(&sim, h)) {
+            assert!(sim.elapsed() - start < 60 * SECOND, "not known");
+            for to in [1, 2].map(host::v4) {
+                ask(&mut sim, 0, to, 60_000, SECOND / 10);
+            }
+        }
+        for (h, bytes) in [(1, slow_mtu.into()), (2, 4096)] {
+            let (sent, _watched) = longest(&sim, 0, is_reliable);
+            let (received, _watched) = longest(&sim, h, is_reliable);
+            let outcome = ask(&mut sim, 0, host::v4(h), 60_000, 5 * SECOND);
+            assert_eq!(outcome, Outcome::Answered, "{path:?}, host {h}");
+            let both = [sent.load(Relaxed), received.load(Relaxed)];
+            assert_eq!(both, [bytes; 2], "{path:?}, host {h}");
+        }
+        assert_eq!(stat(&sim, 0, "connection_failed"), 0);
+    }
+}
