@@ -206,6 +206,11 @@ impl Neighbours {
         self.pump();
     }
 
+    /// Is the path to this port known, or asked for?
+    pub fn has_path(&self, gid: Gid) -> bool {
+        self.paths.contains(gid)
+    }
+
     /// Trap 65: a port is gone, and with it the neighbours there. Packets that wait for them make us ask anew, since the IP address may have
     /// moved.
     pub fn gid_out_of_service(&mut self, now: Instant, gid: Gid) {

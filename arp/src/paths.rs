@@ -111,6 +111,11 @@ impl PathCache {
         self.entries.get(&gid)?.path
     }
 
+    /// Is there an entry?
+    pub(crate) fn contains(&self, gid: Gid) -> bool {
+        self.entries.contains_key(&gid)
+    }
+
     /// The neighbours with this GID.
     pub(crate) fn users(&self, gid: Gid) -> Vec<IpAddr> {
         self.entries

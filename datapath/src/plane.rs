@@ -13,10 +13,11 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use verbs::{
-    ConnectedQueuePair, ConnectedReceive, ConnectedSend, QpEvent, ReceiveHandler, UdReceive, UdSend,
+    ConnectedQueuePair, ConnectedReceive, ConnectedSend, ReceiveHandler, UdReceive, UdSend,
 };
 use wire::ipoib::nd::is_neighbor_discovery;
 use wire::ipoib::{ENCAP_LEN, EncapHeader, EtherType};
+use wire::{Gid, Qpn};
 
 const _: () = assert!(
     HEADROOM == ENCAP_LEN,
@@ -35,10 +36,10 @@ pub enum Upcall {
     TooBig(Vec<u8>, usize),
     /// First use of a destination that control asked about.
     Used(Key),
-    /// A packet for a neighbour that may have a connection and has none.
-    Connect(IpAddr),
-    /// Something at the queue pair of the connection of this number.
-    Connection(u64, QpEvent),
+    /// A packet for a peer (GID, UD queue pair) that may have a connection and has none.
+    Connect((Gid, Qpn)),
+    /// Something at the queue pair of a connection: control finds it where that was put.
+    Connection,
     /// ARP from the fabric, without encapsulation.
     Arp(Source, Vec<u8>),
     /// A neighbour discovery message from the fabric: the whole IPv6 packet.
@@ -167,12 +168,12 @@ impl Plane {
                 self.upcall(Upcall::Miss(frame.to_vec()));
                 continue;
             }
-            if to.first_use() {
-                self.upcall(Upcall::Used(key));
+            if to.first_use() && !self.upcall(Upcall::Used(key)) {
+                to.ask_use();
             }
-            if let (Some(lane), Key::Neighbour(ip)) = (&to.lane, key)
+            if let Some(lane) = &to.lane
                 && lane.first_use()
-                && !self.upcall(Upcall::Connect(ip))
+                && !self.upcall(Upcall::Connect(lane.peer))
             {
                 lane.ask_again();
             }

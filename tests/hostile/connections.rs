@@ -564,7 +564,7 @@ fn a_connection_that_failed_unheard_is_found_out() {
     sim.net.refuse(|input| {
         matches!(
             input,
-            Input::Interface(datapath::Input::Upcall(Upcall::Connection(..)))
+            Input::Interface(datapath::Input::Upcall(Upcall::Connection))
         )
     });
     let qp = connect(&mut sim, &heard, 0, 1, Some(&[0; 65_525]));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use wire::Qpn;
-use wire::mad::attr::PathRecord;
+use wire::mad::attr::{Notice, PathRecord, TrapNumber};
 use wire::mad::{AttrId, MadBytes, Method, MgmtClass, PortState, SaMad};
 use wire::packet::Packet;
 
@@ -171,6 +171,19 @@ impl Lost {
     pub fn seen(&self) -> u64 {
         self.seen.load(Relaxed)
     }
+}
+
+/// Is it a report of this trap by the SA?
+pub fn is_report(packet: &Packet<'_>, trap: TrapNumber) -> bool {
+    let is_report = |mad: &SaMad| {
+        let header = &mad.header;
+        let kind = (header.mgmt_class, header.method);
+        let notice = Notice::parse(&mad.data);
+        kind == (MgmtClass::SUBN_ADM, Method::REPORT)
+            && notice.is_some_and(|n| n.trap_number == trap)
+    };
+    packet.bth.dest_qp == Qpn::GSI
+        && SaMad::parse(packet.payload).is_some_and(|mad| is_report(&mad))
 }
 
 /// The world between the nodes.

@@ -116,6 +116,8 @@ enum Purpose {
     Join(RequestTag),
     Leave(RequestTag),
     Path(Gid),
+    /// Is the port gone, as a report says?
+    Gone(Gid),
     Subscribe(TrapNumber),
 }
 
@@ -254,7 +256,7 @@ impl Interface {
         self.connections.mode()
     }
 
-    /// Changes the mode. What an open connection has not delivered yet is lost, or not: protocols above repeat it.
+    /// Changes the mode. What was read from the device before that is delivered by the connections that there were.
     ///
     /// # Errors
     /// In words: connections are not offered here.
@@ -344,6 +346,7 @@ impl Interface {
 
     /// Carries outputs between the machines until none has any left, then publishes what changed.
     fn settle(&mut self, now: Instant) {
+        self.connections.hear(now);
         loop {
             if let Some(event) = self.sa.poll_event() {
                 self.sa_event(now, event);
@@ -381,8 +384,9 @@ impl Interface {
                 }
             }
             Upcall::Used(key) => self.used(now, key),
-            Upcall::Connect(ip) => self.connections.used(now, ip),
-            Upcall::Connection(serial, event) => self.connections.qp_event(now, serial, event),
+            Upcall::Connect(peer) => self.connections.used(now, peer),
+            // They are heard of in any case.
+            Upcall::Connection => {}
             Upcall::Arp(source, packet) => self.arp_received(now, source, &packet),
             Upcall::Nd(source, packet) => self.nd_received(now, source, &packet),
         }

@@ -152,16 +152,23 @@ impl Interface {
     }
 
     fn query_path(&mut self, now: Instant, gid: Gid) {
-        let Some((own, p_key)) = self.running else {
-            return self
-                .neighbours
+        if !self.request_path(now, gid, Purpose::Path(gid)) {
+            self.neighbours
                 .path_result(now, gid, Err(arp::PathError::TimedOut));
+        }
+    }
+
+    /// Asks the SA for the path to `gid`; false while the interface is down.
+    pub(super) fn request_path(&mut self, now: Instant, gid: Gid, purpose: Purpose) -> bool {
+        let Some((own, p_key)) = self.running else {
+            return false;
         };
         let tclass = self.groups.broadcast().map_or(0, |record| record.tclass);
         let id = self
             .sa
             .request(now, mad::SaRequest::path(own, gid, p_key, tclass));
-        self.requests.insert(id, Purpose::Path(gid));
+        self.requests.insert(id, purpose);
+        true
     }
 
     /// Sends an ARP or ND packet of our own.

@@ -177,6 +177,13 @@ impl Interface {
                     });
                     self.neighbours.path_result(now, gid, path);
                 }
+                Some(Purpose::Gone(gid)) => {
+                    let path = result.ok().and_then(|response| response.path_record());
+                    // No answer is none that denies it.
+                    if path.is_none() {
+                        self.gone(now, gid);
+                    }
+                }
                 Some(Purpose::Subscribe(trap)) => {
                     if let Err(error) = result {
                         tracing::info!(interface = %self.config.name, %trap, %error, "cannot subscribe, trying again");
@@ -194,13 +201,26 @@ impl Interface {
         match notice.trap_number {
             TrapNumber::GID_IN_SERVICE => self.neighbours.gid_in_service(now, gid),
             TrapNumber::GID_OUT_OF_SERVICE => {
-                self.neighbours.gid_out_of_service(now, gid);
-                self.connections.gid_out_of_service(now, gid);
+                self.ask_if_gone(now, gid);
             }
             TrapNumber::MULTICAST_GROUP_CREATED => self.groups.group_created(now, gid),
             TrapNumber::MULTICAST_GROUP_DELETED => self.groups.group_deleted(now, gid),
             _ => {}
         }
+    }
+
+    /// A report that a port is gone may be late, and the port be back: the SA knows.
+    fn ask_if_gone(&mut self, now: Instant, gid: Gid) {
+        let asked = self.requests.values().any(|p| *p == Purpose::Gone(gid));
+        let known = self.neighbours.has_path(gid) || self.connections.any_to(gid);
+        if known && !asked && !self.request_path(now, gid, Purpose::Gone(gid)) {
+            self.gone(now, gid);
+        }
+    }
+
+    fn gone(&mut self, now: Instant, gid: Gid) {
+        self.neighbours.gid_out_of_service(now, gid);
+        self.connections.gid_out_of_service(now, gid);
     }
 
     pub(super) fn groups_output(&mut self, now: Instant, output: Output) {

@@ -352,7 +352,7 @@ impl Interface {
         ]);
         let cm = self.connections.cm_counters();
         list.extend(named!(
-            "cm_", cm, sent, repeated, received, duplicates, unexpected, malformed, stale
+            "cm_", cm, sent, repeated, received, duplicates, unexpected, malformed, stale, refused
         ));
         let groups = self.groups.counters();
         list.extend(named!(

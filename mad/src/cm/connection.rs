@@ -42,6 +42,8 @@ pub(super) struct Connection {
     /// What is sent again: after the deadline, or when the other side repeats its own.
     pub(super) sent: Option<CmMessage>,
     pub(super) tries_left: u8,
+    /// The other side has asked for more time to answer it.
+    pub(super) is_delayed: bool,
     pub(super) deadline: Option<Instant>,
 }
 
@@ -59,6 +61,7 @@ impl Connection {
             remote_qpn: Qpn(0),
             sent: None,
             tries_left: 0,
+            is_delayed: false,
             deadline: None,
         }
     }

@@ -75,6 +75,7 @@ impl Cm {
 
     /// REJ of a request that no connection is made for.
     fn refuse(&mut self, from: &From, req: &Req, reason: RejectReason) {
+        self.counters.refused += 1;
         let rej = Rej {
             remote_comm_id: req.local_comm_id,
             message_rejected: AboutMessage::REQ,
@@ -252,7 +253,12 @@ impl Cm {
                         && about == AboutMessage::REP
                         && c.is_peer(mra.local_comm_id) =>
             {
-                c.deadline = Some(now + wait + code_duration(mra.service_timeout));
+                // Once, as Linux: nobody may put off the end for ever.
+                if std::mem::replace(&mut c.is_delayed, true) {
+                    self.counters.duplicates += 1;
+                } else {
+                    c.deadline = Some(now + wait + code_duration(mra.service_timeout));
+                }
             }
             _ => self.counters.unexpected += 1,
         }

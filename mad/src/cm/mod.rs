@@ -336,6 +336,7 @@ impl Cm {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.sent = Some(message);
             connection.tries_left = tries;
+            connection.is_delayed = false;
             connection.deadline = Some(now + wait);
         }
         self.send_again(id);

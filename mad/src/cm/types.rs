@@ -172,4 +172,6 @@ pub struct CmCounters {
     pub malformed: u64,
     /// REQs for a queue pair that another connection has (REJ 10).
     pub stale: u64,
+    /// REQs refused without asking the user, stale ones among them.
+    pub refused: u64,
 }

@@ -4,6 +4,7 @@ mod changes;
 mod chaos;
 mod churn;
 mod crossing;
+mod ending;
 mod lost;
 mod mtus;
 mod numbers;

@@ -1,7 +1,8 @@
 //! A peer that vanishes without a word while other conversations go on.
 
 use super::*;
-use crate::net::Death;
+use crate::net::{Death, is_report};
+use wire::mad::attr::TrapNumber;
 
 /// Three hosts in connected mode; the first talks to the others.
 fn three(seed: u64) -> Sim {
@@ -105,4 +106,31 @@ fn what_a_vanished_peer_had_asked_for_ages() {
     sim.run_for(40 * SECOND);
     assert_eq!(open(&sim, 0), (0, 0));
     assert_eq!(crate::failures::holds(&sim, 0)["queue_pairs"], 1);
+}
+
+/// It is back, and new connections lead both ways, when the report that its port is gone arrives at last.
+#[test]
+fn a_late_report_ends_no_new_connection() {
+    let mut sim = three(116);
+    let gone = |p: &wire::packet::Packet<'_>| is_report(p, TrapNumber::GID_OUT_OF_SERVICE);
+    // The first report is lost, and repeated a while later.
+    let reports = sim.net.lose(sim.alive(0).cable, 0, 1, gone);
+    sim.kill(1, Death::Noticed);
+    assert!(sim.run_until(SECOND, |_| reports.count() == 1));
+    sim.start(1);
+    assert!(sim.run_until(10 * SECOND, |sim| sim.is_up(1)));
+    until_reached(&mut sim, 5 * SECOND);
+    let back = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(back, Outcome::Answered);
+    assert_eq!(reports.seen(), 1, "it was not late enough");
+    let opened = [0, 1].map(|h| stat(&sim, h, "connection_opened"));
+    assert!(sim.run_until(5 * SECOND, |_| reports.seen() == 2));
+    for _ in 0..20 {
+        sim.run_for(SECOND / 20);
+        for (h, to) in [(0, host::v4(1)), (1, host::v4(0))] {
+            let outcome = ask(&mut sim, h, to, 60_000, SECOND);
+            assert_eq!(outcome, Outcome::Answered);
+        }
+    }
+    assert_eq!([0, 1].map(|h| stat(&sim, h, "connection_opened")), opened);
 }

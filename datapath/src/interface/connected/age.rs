@@ -1,8 +1,7 @@
 //! Connections that nobody uses, and room for new ones.
 
 use super::lane::PeerKey;
-use super::peer::State;
-use super::{Connections, Local, Phase, Way};
+use super::{Connection, Connections, Local, Phase, Way};
 use mad::ConnectionId;
 use std::time::{Duration, Instant};
 use verbs::QpState;
@@ -10,6 +9,10 @@ use wire::{Gid, Lid};
 
 /// Between two looks at all connections, at most.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// A connection that moves nothing for so long is given up, if its retries do not say later: they do not count where the peer says that it is
+/// not ready.
+const STUCK: Duration = Duration::from_secs(30);
 
 impl Connections {
     pub(super) fn look_every(&self) -> Duration {
@@ -21,7 +24,9 @@ impl Connections {
         self.notice_use(now);
         let mut idle = Vec::new();
         let mut broken = Vec::new();
-        for (id, c) in &self.connections {
+        let tries = u32::from(self.config.retry_count) + 1;
+        let patience = STUCK.max(self.config.ack_timeout.duration().unwrap_or_default() * tries);
+        for (id, c) in &mut self.connections {
             if c.phase == Phase::Closing {
                 continue;
             }
@@ -30,18 +35,25 @@ impl Connections {
                 // Whoever asked for it closes it first.
                 false => self.config.idle * 2,
             };
-            if c.qp.query().state == QpState::Error {
-                broken.push(*id);
+            let qp = c.qp.query();
+            let done = qp.counters.tx_messages;
+            let waiting = c.waiting.filter(|(then, _)| *then == done);
+            c.waiting = (qp.sends > 0).then(|| waiting.unwrap_or((done, now)));
+            let stuck = |since| now.saturating_duration_since(since) >= patience;
+            if qp.state == QpState::Error {
+                broken.push((*id, "the connection failed"));
+            } else if c.waiting.is_some_and(|(_, since)| stuck(since)) {
+                broken.push((*id, "the peer takes nothing"));
             } else if c.phase == Phase::Open && now.saturating_duration_since(c.used) >= limit {
                 idle.push(*id);
             }
         }
-        for id in broken {
-            self.broken(now, id, "the connection failed".into());
+        for (id, why) in broken {
+            self.broken(now, id, why.into());
         }
         for id in idle {
             self.counters.closed_idle += 1;
-            self.close_unused(now, id);
+            self.finish(now, id);
         }
         let any = !self.connections.is_empty();
         self.look_at = any.then(|| now + self.look_every());
@@ -76,12 +88,10 @@ impl Connections {
         }
     }
 
-    fn close_unused(&mut self, now: Instant, id: ConnectionId) {
-        if let Some(key) = self.close(now, id)
-            && self.is_state_of(key, id)
-        {
-            self.enter(key, State::Idle);
-        }
+    /// Are there connections to this port?
+    pub(in crate::interface) fn any_to(&self, gid: Gid) -> bool {
+        let mut all = self.connections.values();
+        all.any(|c| c.peer.0 == gid && c.phase != Phase::Closing)
     }
 
     /// A port is gone, and with it whoever asked for connections there: they are not kept until they are old.
@@ -90,14 +100,14 @@ impl Connections {
         let there = all.filter(|(_, c)| c.peer.0 == gid && c.phase != Phase::Closing);
         let ids: Vec<ConnectionId> = there.map(|(id, _)| *id).collect();
         for id in ids {
-            self.close_unused(now, id);
+            self.end(now, id);
         }
         self.pump(now);
     }
 
     fn active(&self) -> usize {
         let all = self.connections.values();
-        all.filter(|c| c.phase != Phase::Closing).count()
+        all.filter(|c| !c.is_ending()).count()
     }
 
     /// Sees to it that there may be one more connection, at the cost of that which was not used for longest; false if all are busy.
@@ -112,7 +122,7 @@ impl Connections {
         match idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id) {
             Some(id) => {
                 self.counters.closed_for_room += 1;
-                self.close_unused(now, id);
+                self.finish(now, id);
                 true
             }
             None => {
@@ -125,14 +135,14 @@ impl Connections {
     /// A peer that asks again and again has forgotten what it had.
     pub(super) fn close_oldest_of(&mut self, now: Instant, local: &Local, peer: PeerKey, lid: Lid) {
         let all = self.connections.iter();
-        let same = |c: &super::Connection| c.peer == peer && local.is_same_port(c.lid, lid);
-        let of_peer = all.filter(|(_, c)| same(c) && !c.is_own && c.phase != Phase::Closing);
+        let same = |c: &Connection| c.peer == peer && local.is_same_port(c.lid, lid);
+        let of_peer = all.filter(|(_, c)| same(c) && !c.is_own && !c.is_ending());
         let serials: Vec<_> = of_peer.map(|(id, c)| (c.serial, *id)).collect();
         if serials.len() >= self.config.max_from_peer
             && let Some((_, id)) = serials.into_iter().min()
         {
             self.counters.closed_for_room += 1;
-            self.close_unused(now, id);
+            self.end(now, id);
         }
     }
 }

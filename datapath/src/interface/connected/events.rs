@@ -23,7 +23,7 @@ impl Connections {
             }
             CmEvent::Disconnected { id } => {
                 self.counters.disconnected += 1;
-                self.ended(id);
+                self.disconnected(now, id);
             }
             CmEvent::Released { id } => {
                 self.ended(id);
@@ -32,8 +32,16 @@ impl Connections {
         }
     }
 
+    /// Hears what queue pairs told since last time.
+    pub(in crate::interface) fn hear(&mut self, now: Instant) {
+        let told = std::mem::take(&mut *self.events.lock());
+        for (serial, event) in told {
+            self.qp_event(now, serial, event);
+        }
+    }
+
     /// Something at the queue pair of the connection `serial`.
-    pub(in crate::interface) fn qp_event(&mut self, now: Instant, serial: u64, event: QpEvent) {
+    fn qp_event(&mut self, now: Instant, serial: u64, event: QpEvent) {
         let mut all = self.connections.iter();
         let Some(id) = all.find(|(_, c)| c.serial == serial).map(|(id, _)| *id) else {
             return;
@@ -115,6 +123,8 @@ impl Connections {
             phase: Phase::Opening,
             messages: 0,
             used: now,
+            since: now,
+            waiting: None,
         };
         self.keep(now, id, connection);
     }
@@ -197,7 +207,7 @@ impl Connections {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.phase = Phase::Open;
             connection.mtu = mtu.min(MAX_MTU as usize);
-            connection.used = now;
+            (connection.used, connection.since) = (now, now);
         }
         self.enter(key, State::Up(id));
     }
@@ -214,7 +224,7 @@ impl Connections {
         }
         self.counters.accepted += 1;
         connection.phase = Phase::Open;
-        connection.used = now;
+        (connection.used, connection.since) = (now, now);
         let key = connection.peer;
         // There is a way to it now, whatever kept own requests from being answered.
         if self
@@ -289,7 +299,7 @@ impl Connections {
 
     /// Uses the peer's connection for both directions, now or when it is open; false if there is none.
     pub(super) fn await_duplex(&mut self, key: PeerKey) -> bool {
-        let Some(id) = self.duplex_with(key, |c| c.phase != Phase::Closing) else {
+        let Some(id) = self.duplex_with(key, |c| !c.is_ending()) else {
             return false;
         };
         self.enter(key, State::Connecting(id));
@@ -326,6 +336,22 @@ impl Connections {
     }
 
     /// The peer ended it.
+    fn disconnected(&mut self, now: Instant, id: ConnectionId) {
+        let Some(c) = self.connections.get(&id).filter(|c| !c.is_ending()) else {
+            return;
+        };
+        let soon = now.saturating_duration_since(c.since) < self.config.hold_down_min;
+        let (key, is_own) = (c.peer, c.is_own);
+        let is_used = self.is_state_of(key, id);
+        // What is on its way may arrive still, until the CM releases the connection.
+        self.finish(now, id);
+        // Whoever takes connections and ends them at once is not asked for one by each packet.
+        if is_used && is_own && soon && !self.is_first_failure(key) {
+            self.hold(now, key, "the peer ended it at once".into());
+        }
+    }
+
+    /// It is over.
     fn ended(&mut self, id: ConnectionId) {
         if let Some(key) = self.mark_closing(id)
             && self.is_state_of(key, id)

@@ -3,8 +3,12 @@
 use crate::counters::Counters;
 use crate::plane::{Plane, Upcall};
 use arp::Source;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use verbs::{Completion, CompletionStatus, ConnectedHandler, ConnectedReceive, QpEvent};
+
+/// What queue pairs tell and control has not heard yet, with the number of the connection. Each tells of few things in its life.
+pub(super) type Events = Mutex<Vec<(u64, QpEvent)>>;
 
 pub(super) struct Handler {
     /// Names the connection before it has a number.
@@ -12,6 +16,7 @@ pub(super) struct Handler {
     /// Who is at the other end.
     pub(super) source: Source,
     pub(super) plane: Arc<Plane>,
+    pub(super) events: Arc<Events>,
 }
 
 impl ConnectedHandler for Handler {
@@ -26,7 +31,8 @@ impl ConnectedHandler for Handler {
     }
 
     fn event(&self, event: QpEvent) {
-        // Control looks at all queue pairs now and then: what is lost here it finds out later.
-        self.plane.upcall(Upcall::Connection(self.serial, event));
+        self.events.lock().push((self.serial, event));
+        // Wakes control. If its queue is full it is awake, and looks here after whatever it does next.
+        self.plane.upcall(Upcall::Connection);
     }
 }

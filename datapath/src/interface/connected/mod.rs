@@ -11,6 +11,7 @@ pub(crate) mod lane;
 
 mod age;
 mod config;
+mod drain;
 mod events;
 mod handler;
 mod messages;
@@ -24,6 +25,7 @@ pub use config::{ConnectedConfig, Mode, ParseModeError};
 use crate::plane::Plane;
 use arp::Resolved;
 use fastrand::Rng;
+use handler::Events;
 use lane::{Lane, PeerKey, Way};
 use mad::{Cm, CmConfig, CmOutput, ConnectionId};
 use peer::{Peer, State};
@@ -115,6 +117,10 @@ struct Connection {
     /// Messages both ways when last looked at, and when that changed.
     messages: u64,
     used: Instant,
+    /// When it was asked for, then when it was opened.
+    since: Instant,
+    /// How many messages had been acknowledged, and since when others wait for that.
+    waiting: Option<(u64, Instant)>,
 }
 
 /// Where a connection stands.
@@ -122,8 +128,19 @@ struct Connection {
 enum Phase {
     Opening,
     Open,
+    /// Open, and used until then at least for what is on its way to it still.
+    Leaving(Instant),
+    /// Nothing new goes by it. It ends when all that it took is acknowledged, at the latest then.
+    Draining(Instant),
     /// It ended, or was refused, or is being ended: nothing goes by it any more, whatever the CM still has to do.
     Closing,
+}
+
+impl Connection {
+    /// Does nothing new go by it?
+    fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Draining(_) | Phase::Closing)
+    }
 }
 
 /// See the module.
@@ -142,6 +159,9 @@ pub(super) struct Connections {
     next_serial: u64,
     rng: Rng,
     look_at: Option<Instant>,
+    /// When those that are left are looked at next.
+    drain_at: Option<Instant>,
+    events: Arc<Events>,
     outputs: VecDeque<Output>,
     counters: Counters,
 }
@@ -180,6 +200,8 @@ impl Connections {
             next_serial: 0,
             rng: Rng::with_seed(!seed),
             look_at: None,
+            drain_at: None,
+            events: Arc::default(),
             outputs: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -211,8 +233,10 @@ impl Connections {
         }
         let keys: Vec<PeerKey> = self.peers.keys().copied().collect();
         for key in keys {
-            self.leave(now, key);
-            self.enter(key, State::Idle);
+            match self.peers.get(&key).map(|peer| &peer.state) {
+                Some(State::Up(id)) => self.change(now, *id),
+                _ => self.leave(now, key),
+            }
         }
         self.pump(now);
     }
@@ -291,7 +315,6 @@ impl Connections {
             peer.failures = 0;
             // A queue pair would go on sending along the old one; and where none could be had, one may be now.
             self.leave(now, key);
-            self.enter(key, State::Idle);
         }
         self.pump(now);
         self.peers.get(&key).map(|peer| peer.lane.clone())
@@ -318,19 +341,17 @@ impl Connections {
     }
 
     /// A packet for this peer, if that is known: the first of a while.
-    pub(super) fn used(&mut self, now: Instant, ip: IpAddr) {
-        if let Some(key) = self.addresses.get(&ip).copied() {
-            self.want(now, key);
-            self.pump(now);
-        }
+    pub(super) fn used(&mut self, now: Instant, key: PeerKey) {
+        self.want(now, key);
+        self.pump(now);
     }
 
     /// A packet (from the encapsulation header on) too long for a datagram, while the peer's lane says [`Way::Waiting`].
     pub(super) fn send(&mut self, now: Instant, key: PeerKey, packet: Vec<u8>) {
         let (max_packets, max_bytes) = (self.config.queue_packets, self.config.total_queue_bytes);
-        // None: whoever waits has a peer.
+        // None: it was forgotten meanwhile.
         let Some(peer) = self.peers.get_mut(&key) else {
-            return;
+            return crate::counters::Counters::bump(&self.plane.counters().tx_drop_unreachable);
         };
         if peer.queue.len() >= max_packets
             && let Some(oldest) = peer.queue.pop_front()
@@ -360,7 +381,8 @@ impl Connections {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let held = self.peers.values().filter_map(Peer::held_until);
-        held.chain(self.cm.poll_timeout()).chain(self.look_at).min()
+        let looks = self.look_at.into_iter().chain(self.drain_at);
+        held.chain(self.cm.poll_timeout()).chain(looks).min()
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
@@ -373,6 +395,9 @@ impl Connections {
         }
         if self.look_at.is_some_and(|at| at <= now) {
             self.look(now);
+        }
+        if self.drain_at.is_some_and(|at| at <= now) {
+            self.drain(now);
         }
         self.pump(now);
     }
@@ -408,6 +433,9 @@ impl Connections {
 
     /// No connection for a while, as one could not be had or failed.
     fn hold(&mut self, now: Instant, key: PeerKey, why: String) {
+        if self.mode == Mode::Datagram {
+            return self.enter(key, State::Idle);
+        }
         // Unless the peer has opened one, or is about to.
         if self.await_duplex(key) {
             return;
@@ -475,8 +503,8 @@ impl Connections {
     pub(super) fn count(&self) -> [u64; 3] {
         self.connections.values().fold([0; 3], |mut n, c| {
             let kind = match (c.phase, c.is_own) {
-                (Phase::Open, true) => 0,
-                (Phase::Open, false) => 1,
+                (Phase::Open | Phase::Leaving(_), true) => 0,
+                (Phase::Open | Phase::Leaving(_), false) => 1,
                 _ => 2,
             };
             n[kind] += 1;

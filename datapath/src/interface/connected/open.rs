@@ -3,7 +3,7 @@
 use super::config::Dialect;
 use super::handler::Handler;
 use super::lane::PeerKey;
-use super::peer::{Peer, State};
+use super::peer::State;
 use super::{Connection, Connections, Local, Mode, Phase, messages};
 use arp::Source;
 use mad::ConnectionId;
@@ -63,6 +63,8 @@ impl Connections {
                     phase: Phase::Opening,
                     messages: 0,
                     used: now,
+                    since: now,
+                    waiting: None,
                 };
                 self.keep(now, id, connection);
                 self.enter(key, State::Connecting(id));
@@ -95,6 +97,7 @@ impl Connections {
                 multicast: false,
             },
             plane: self.plane.clone(),
+            events: self.events.clone(),
         };
         let init = ConnectedInit {
             // Of small packets too, about what TCP may have on its way.
@@ -127,15 +130,5 @@ impl Connections {
         // From any state but Reset, in which it never is here.
         let _ = connection.qp.modify(QpModify::Error);
         Some(connection.peer)
-    }
-
-    /// This side sends to the peer by no connection any more. One that the peer asked for stays: it may send by that.
-    pub(super) fn leave(&mut self, now: Instant, key: PeerKey) {
-        let id = self.peers.get(&key).and_then(Peer::connection);
-        if let Some(id) = id
-            && self.connections.get(&id).is_some_and(|c| c.is_own)
-        {
-            self.close(now, id);
-        }
     }
 }

@@ -214,6 +214,28 @@ fn an_mra_makes_the_other_side_wait() {
     assert_eq!(world.in_phase(0, Phase::Replied), [id]);
 }
 
+/// Whoever asks for more time again and again is given up all the same.
+#[test]
+fn an_mra_delays_the_end_once() {
+    let mut world = World::new(1);
+    let id = world.connect(0);
+    let start = world.now;
+    let mra = Mra {
+        local_comm_id: 9,
+        remote_comm_id: id.0,
+        message_mraed: AboutMessage::REQ,
+        service_timeout: 31,
+        private_data: [0; 222],
+    };
+    while world.in_phase(0, Phase::Asked) == [id] {
+        world.flying.clear();
+        inject(&mut world, 0, mra);
+        assert!(world.advance());
+        assert!(world.now - start < Duration::from_secs(70));
+    }
+    assert!(world.now - start > Duration::from_secs(60));
+}
+
 #[test]
 fn data_before_the_rtu_opens_the_connection() {
     let mut world = World::new(1);
