@@ -20,7 +20,7 @@ fn a_connection_that_has_ended_is_not_waited_for() {
     assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
     set_mode(&mut sim, 1, Mode::Datagram);
     // What the other side knows by Linux's service ID is refused while the old connection is not forgotten yet.
-    sim.run_for(20 * MS);
+    sim.run_for(150 * MS);
     let outcome = ask(&mut sim, 0, host::v4(1), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     sim.run_for(5 * SECOND);
