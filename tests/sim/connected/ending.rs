@@ -1,6 +1,7 @@
 //! Connections that are left while something is on its way by them.
 
 use super::*;
+use crate::host::Content;
 use crate::net::Death;
 use fabric::link::fault::FaultConfig;
 use verbs::AckTimeout;
@@ -73,6 +74,41 @@ fn a_change_of_mode_loses_nothing_on_a_peers_connection() {
     assert_eq!(outcome, Outcome::TooBig(GROUP_MTU));
     let outcome = ask(&mut sim, 1, host::v4(0), 1000, SECOND);
     assert_eq!(outcome, Outcome::Answered);
+}
+
+/// A peer changes its mode whose connection this side sends by: it takes what comes until it has told so.
+#[test]
+fn a_peers_change_of_mode_loses_nothing() {
+    let (mut sim, _) = one_switch(247, 2, |sim| {
+        for host in &mut sim.hosts {
+            host.config.connected.rfc_only = true;
+            Kind::Connected.set(&mut host.config);
+        }
+    });
+    let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
+    assert_eq!(outcome, Outcome::Answered);
+    assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
+    let cable = sim.alive(0).cable;
+    let is_reliable = |p: &wire::packet::Packet<'_>| p.bth.opcode.0 >> 5 == 0;
+    const COUNT: usize = 300;
+    for n in 0..COUNT {
+        if n == 20 {
+            set_mode(&mut sim, 1, Mode::Datagram);
+        }
+        // Something is not acknowledged yet when it ends.
+        let lost = (100..140)
+            .contains(&n)
+            .then(|| sim.net.lose(cable, 1, 1, is_reliable));
+        let content = Content::Datagram(vec![n as u8; 8000]);
+        sim.send(0, host::v4(0), host::v4(1), &content, 0);
+        drop(lost);
+        sim.run_for(MS);
+    }
+    sim.run_for(2 * SECOND);
+    assert_eq!(sim.hosts[1].log.datagrams.len(), COUNT);
+    assert_eq!(stat(&sim, 0, "tx_lost_connection"), 0);
+    assert_eq!(stat(&sim, 0, "connection_disconnected"), 1);
+    assert_eq!([open(&sim, 0), open(&sim, 1)], [(1, 0), (0, 1)]);
 }
 
 #[test]
