@@ -61,6 +61,8 @@ fn render(of: &Value) -> String {
             .collect();
         format!("{}: {}", text(table, "guid"), keys.join(" "))
     });
+    let lids = items(&of["lids"]).iter();
+    let lids = lids.map(|l| format!("{}: {} (was {})", text(l, "guid"), l["lid"], l["was"]));
     let sm = match text(of, "sm") {
         running if running == "running" => String::new(),
         other => other,
@@ -70,6 +72,8 @@ fn render(of: &Value) -> String {
             ("manager", sm),
             ("SA", sa),
             ("P_Key tables", tables.collect::<Vec<_>>().join("; ")),
+            ("LIDs given", lids.collect::<Vec<_>>().join("; ")),
+            ("GID prefix", text(of, "prefix")),
         ])
 }
 
@@ -87,6 +91,8 @@ mod tests {
             "sm": "stopped",
             "sa": { "fault": "drop", "left": 2 },
             "pkey_tables": [{ "guid": "0x01", "pkeys": ["0xffff", "0x8001"] }],
+            "lids": [{ "guid": "0x02", "lid": 77, "was": 3 }],
+            "prefix": "fec0:0:0:1::",
         });
         let text = render(&all);
         for part in [
@@ -94,6 +100,8 @@ mod tests {
             "stopped",
             "drop, the next 2",
             "0x01: 0xffff 0x8001",
+            "0x02: 77 (was 3)",
+            "GID prefix    fec0:0:0:1::",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -3,6 +3,7 @@
 use crate::cli;
 use crate::control::{self, Request};
 use crate::show;
+use crate::show::neigh::connection;
 use crate::show::table::{clean, lid, text};
 use serde_json::Value;
 use std::process::ExitCode;
@@ -28,6 +29,12 @@ fn render(asked: &str, answer: &Value) -> String {
     let next_hop = Some(text(answer, "ip"))
         .filter(|ip| ip != asked)
         .unwrap_or_default();
+    let mtu = match (text(answer, "mtu"), text(answer, "datagram_mtu")) {
+        (none, datagram) if none.is_empty() && !datagram.is_empty() => {
+            format!("{datagram} as datagrams; a connection will say what it takes")
+        }
+        (mtu, _) => mtu,
+    };
     let lines = show::lines(&[
         ("next hop", next_hop),
         ("state", text(answer, "state")),
@@ -35,8 +42,8 @@ fn render(asked: &str, answer: &Value) -> String {
         ("GID", text(answer, "gid")),
         ("LID", lid(answer, "lid")),
         ("SL", text(answer, "sl")),
-        ("MTU", text(answer, "mtu")),
-        ("connection", text(answer, "connection")),
+        ("MTU", mtu),
+        ("connection", connection(answer)),
         ("rate", text(answer, "rate")),
     ]);
     format!("{}\n{lines}", clean(asked))
@@ -55,6 +62,11 @@ mod tests {
         assert_eq!(
             render("192.0.2.1", &answer),
             format!("192.0.2.1\n  next hop      10.0.0.2\n{rest}")
+        );
+        let idle = json!({ "mtu": null, "datagram_mtu": 2044, "connection": "idle" });
+        assert_eq!(
+            render("10.0.0.2", &idle),
+            "10.0.0.2\n  MTU           2044 as datagrams; a connection will say what it takes\n  connection    idle\n"
         );
     }
 }

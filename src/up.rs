@@ -54,14 +54,8 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
         .or(file.guid)
         .unwrap_or_else(|| made_up_guid(&args.name, netns.as_deref()));
     let mtu = args.mtu.or(file.mtu);
-    if mtu.is_some_and(|mtu| !(72..=65520).contains(&mtu)) {
-        bail!(
-            "mtu = {}: it must be from 72 to 65520",
-            mtu.unwrap_or_default()
-        );
-    }
     let mode = args.mode.or(file.mode).unwrap_or_default();
-    let settings = file.connected.settings()?;
+    let settings = file.connected.settings();
     let connected = ConnectedConfig {
         offer: settings.offer && !args.no_connections,
         retry_count: args.retry_count.unwrap_or(settings.retry_count),
@@ -185,6 +179,9 @@ impl Handler for Asked {
             ShowWhat::Neigh => Ok(json!(
                 self.ask(|interface, now| interface.neighbour_status(now))?
             )),
+            ShowWhat::Connections => Ok(json!(
+                self.ask(|interface, now| interface.connection_status(now))?
+            )),
             ShowWhat::Path => Ok(json!(
                 self.ask(|interface, now| interface.path_status(now))?
             )),
@@ -237,8 +234,11 @@ impl Handler for Asked {
     fn set(&self, what: SetWhat) -> Result<Value, String> {
         match what {
             SetWhat::Mode { mode } => {
-                self.ask(move |interface, now| interface.set_mode(now, mode))??;
-                Ok(json!({ "mode": mode }))
+                let from = self.ask(move |interface, now| {
+                    let from = interface.mode();
+                    interface.set_mode(now, mode).map(|()| from)
+                })??;
+                Ok(json!({ "mode": { "from": from, "to": mode } }))
             }
         }
     }

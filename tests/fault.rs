@@ -94,6 +94,17 @@ fn wrong_use_is_explained() {
     }
     let nothing = fabric.does("list");
     assert_eq!(nothing, "no link is broken\n");
+    // All that is broken is listed, and mended ones are not.
+    for (fault, listed, mend) in [
+        ("lid switch 77", ": 77 (was 1)", "lid switch 1"),
+        ("prefix fec0:0:0:1::", "fec0:0:0:1::", "prefix fe80::"),
+    ] {
+        fabric.does(fault);
+        let list = fabric.does("list");
+        assert!(list.contains(listed), "{fault}: {list}");
+        fabric.does(mend);
+        assert_eq!(fabric.does("list"), nothing, "{mend}");
+    }
     fabric.does("sm stop");
     for line in ["sm handover", "sm takeover", "lid switch 7", "sa drop"] {
         fabric.refuses(line, "`ipoib fault sm start` starts it");

@@ -357,7 +357,7 @@ impl Neighbours {
         let Some(e) = self.table.get_mut(ip) else {
             return;
         };
-        e.last_failure = Some(failure);
+        e.last_failure = Some((now, failure));
         if e.state == State::Failed {
             return;
         }
@@ -516,7 +516,11 @@ impl Neighbours {
             probes: e.probes,
             router: e.router,
             age: now.saturating_duration_since(e.since),
-            last_failure: e.last_failure,
+            last_failure: e.last_failure.map(|(_, failure)| failure),
+            failed_ago: e
+                .last_failure
+                .map(|(at, _)| now.saturating_duration_since(at)),
+            retry_in: (e.state == State::Failed).then(|| e.retry_at.saturating_duration_since(now)),
         }
     }
 

@@ -69,6 +69,10 @@ pub struct NeighbourInfo {
     pub age: Duration,
     /// Why it failed the last time, if it did since it was created.
     pub last_failure: Option<Failure>,
+    /// How long ago that was.
+    pub failed_ago: Option<Duration>,
+    /// In state Failed: for so long no packet makes it try again.
+    pub retry_in: Option<Duration>,
 }
 
 /// One path.

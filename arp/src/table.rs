@@ -34,7 +34,7 @@ pub(crate) struct Entry {
     /// Failures in a row, and in state Failed, when the next attempt may start.
     pub(crate) failures: u32,
     pub(crate) retry_at: Instant,
-    pub(crate) last_failure: Option<Failure>,
+    pub(crate) last_failure: Option<(Instant, Failure)>,
     queue: VecDeque<Vec<u8>>,
     queue_bytes: usize,
     pub(crate) queue_deadline: Option<Instant>,

@@ -5,7 +5,7 @@ mod common;
 use arp::{Destination, Failure, NeighbourConfig, PathError, State};
 use common::*;
 use std::net::{IpAddr, Ipv6Addr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use wire::Lid;
 use wire::ipoib::LinkAddress;
 use wire::ipoib::arp::ArpOperation;
@@ -100,8 +100,21 @@ fn no_answer_then_back_off() {
         (info.state, info.last_failure),
         (State::Failed, Some(Failure::NoAnswer(3)))
     );
+    host.run(SECOND / 4);
+    let info = host.machine.get(host.now, v4(2)).unwrap();
+    assert_eq!(info.failed_ago, Some(SECOND / 4));
+    assert_eq!(info.retry_in, Some(SECOND * 3 / 4));
+    host.run(SECOND * 3 / 4);
+    let info = host.machine.get(host.now, v4(2)).unwrap();
+    assert_eq!(info.retry_in, Some(Duration::ZERO));
+    host.send(v4(2));
+    assert_eq!(host.state(v4(2)), Some(State::Incomplete));
+    let info = host.machine.get(host.now, v4(2)).unwrap();
+    assert_eq!((info.failed_ago, info.retry_in), (Some(SECOND), None));
+    host.run(3 * SECOND);
+    assert_eq!(host.take_arp().len(), 3);
     // Back-offs of 1, 2, 4, 8, 16, 16 s, in which packets come back at once.
-    for backoff in [1, 2, 4, 8, 16, 16] {
+    for backoff in [2, 4, 8, 16, 16] {
         host.run(backoff * SECOND - MS);
         let id = host.send(v4(2));
         assert_eq!(host.unreachable.last(), Some(&(v4(2), id)));

@@ -1,6 +1,6 @@
 //! The side of `ipoib show`, `capture` and `resolve`.
 
-use super::{FABRIC_PREFIX, Request, Response, check_directory, directories};
+use super::{FABRIC_PREFIX, Request, Response, check_directory, directories, others_in_words};
 use crate::cli::{ShowWhat, Target};
 use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
@@ -29,7 +29,7 @@ impl Instance {
         self.name.starts_with(FABRIC_PREFIX)
     }
 
-    fn of(path: &Path) -> Self {
+    pub(super) fn of(path: &Path) -> Self {
         let name = path.file_stem().unwrap_or(path.as_os_str());
         Instance {
             name: name.to_string_lossy().into_owned(),
@@ -71,14 +71,26 @@ pub(super) fn running_in(directories: &[PathBuf]) -> Vec<Instance> {
     list
 }
 
+/// What to say where nothing runs that this user could ask.
+pub fn nothing() -> String {
+    let whose = match rustix::process::geteuid() {
+        root if root.is_root() => String::new(),
+        user => format!(" as user {}", user.as_raw()),
+    };
+    format!(
+        "nothing runs here{whose}; start a fabric with `ipoib fabric`, an interface with `ipoib up`"
+    )
+}
+
 /// The instance that `target` names, or the only one that `what` can be asked (`None`: anything).
 ///
 /// # Errors
 /// There is none, or there are several.
 pub fn find(target: &Target, what: Option<ShowWhat>) -> anyhow::Result<Instance> {
-    match &target.control {
-        Some(path) => Ok(Instance::of(path)),
-        None => choose(running(), target.on.as_deref(), what),
+    match (&target.control, &target.on) {
+        (Some(_), Some(_)) => bail!("say whom to ask by --on or by --control, not by both"),
+        (Some(path), None) => Ok(Instance::of(path)),
+        (None, on) => choose(running(), on.as_deref(), what, &others_in_words()),
     }
 }
 
@@ -86,6 +98,7 @@ pub(super) fn choose(
     all: Vec<Instance>,
     on: Option<&str>,
     what: Option<ShowWhat>,
+    others: &str,
 ) -> anyhow::Result<Instance> {
     let names = |list: &[Instance]| {
         list.iter()
@@ -94,9 +107,7 @@ pub(super) fn choose(
             .join(", ")
     };
     if all.is_empty() {
-        bail!(
-            "nothing runs here; start a fabric with `ipoib fabric`, an interface with `ipoib up`"
-        );
+        bail!("{}{others}", nothing());
     }
     let (matching, kind): (Vec<Instance>, _) = match (on, what) {
         (Some(name), _) => (
@@ -115,7 +126,7 @@ pub(super) fn choose(
     };
     match matching.as_slice() {
         [one] => Ok(one.clone()),
-        [] => bail!("no {kind} runs here; what runs: {}", names(&all)),
+        [] => bail!("no {kind} runs here; what runs: {}{others}", names(&all)),
         several => bail!("several run here; choose one with --on: {}", names(several)),
     }
 }

@@ -5,11 +5,13 @@
 //! asked for, when the client shuts down its sending side, or when the program ends.
 
 mod client;
+mod others;
 mod server;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Answer, Instance, ask, find, open, running};
+pub use client::{Answer, Instance, ask, find, nothing, open, running};
+pub use others::others_in_words;
 pub use server::{Handler, Server};
 
 use crate::cli::{FaultWhat, SetWhat, ShowWhat};

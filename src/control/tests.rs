@@ -335,7 +335,7 @@ fn which_one_is_meant() {
             .collect::<Vec<_>>()
     };
     let chosen = |names: &[&str], on, what| {
-        choose(all(names), on, what)
+        choose(all(names), on, what, "\nroot runs ib9")
             .map(|i| i.name)
             .map_err(|e| e.to_string())
     };
@@ -359,13 +359,16 @@ fn which_one_is_meant() {
     );
     assert_eq!(
         chosen(&usual, Some("ib1"), None),
-        Err("no ib1 runs here; what runs: fabric@7700, ib0".into())
+        Err("no ib1 runs here; what runs: fabric@7700, ib0\nroot runs ib9".into())
     );
     assert_eq!(
         chosen(&["fabric@1"], None, Some(ShowWhat::Link)),
-        Err("no interface runs here; what runs: fabric@1".into())
+        Err("no interface runs here; what runs: fabric@1\nroot runs ib9".into())
     );
-    assert!(chosen(&[], None, None).is_err_and(|e| e.contains("ipoib up")));
+    assert!(
+        chosen(&[], None, None)
+            .is_err_and(|e| e.contains("ipoib up") && e.ends_with("root runs ib9"))
+    );
 }
 
 #[test]
@@ -386,4 +389,20 @@ fn directories_of_others_are_not_used() {
     for name in ["", ".", "../x", "a/b"] {
         assert!(socket_path(name).is_err(), "{name:?}");
     }
+}
+
+/// Of one that runs there is a way to ask it; one that died, and what is no socket, is nothing.
+#[test]
+fn what_others_run_is_named() {
+    use super::others::in_words;
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let path = |name: &str| directory.path().join(name);
+    assert_eq!(in_words(&path("absent")), None);
+    std::fs::write(path("file.sock"), "").expect("a file");
+    drop(UnixListener::bind(path("dead.sock")).expect("a socket"));
+    assert_eq!(in_words(directory.path()), None);
+    let _alive = UnixListener::bind(path("ib0.sock")).expect("a socket");
+    let words = in_words(directory.path()).expect("something runs");
+    let way = format!(" runs some: --control {}", path("ib0.sock").display());
+    assert!(words.ends_with(&way), "{words}");
 }

@@ -4,6 +4,7 @@
 //! left out, so programs of different versions can talk.
 
 mod fabric;
+pub(crate) mod neigh;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
@@ -31,10 +32,17 @@ pub fn run(args: &cli::Show) -> anyhow::Result<ExitCode> {
             control::running()
         };
         let list: Vec<Value> = instances.iter().map(look_at).collect();
+        // Not where somebody was named: that one is found, or an error says this.
+        let others = match named {
+            true => String::new(),
+            false => control::others_in_words(),
+        };
+        let others = others.lines().skip(1).map(|line| format!("{line}\n"));
+        let others: String = others.collect();
         return print(&if args.json {
             json(&list.into())
         } else {
-            overview(&list)
+            overview(&list) + &others
         });
     };
     let instance = control::find(&args.target, Some(what))?;
@@ -113,14 +121,15 @@ fn overview(list: &[Value]) -> String {
             ("STATE", &state),
         ],
     );
-    table.or("nothing runs here; start a fabric with `ipoib fabric`, an interface with `ipoib up`")
+    table.or(&control::nothing())
 }
 
 /// A topic as text.
 fn render(what: ShowWhat, answer: &Value) -> String {
     match what {
         ShowWhat::Link => link(answer),
-        ShowWhat::Neigh => neighbours(items(answer)),
+        ShowWhat::Neigh => neigh::neighbours(items(answer)),
+        ShowWhat::Connections => neigh::connections(items(answer)),
         ShowWhat::Path => paths(items(answer)),
         ShowWhat::Mcast => groups(items(answer)),
         ShowWhat::Stats => stats(answer),
@@ -171,28 +180,6 @@ fn link(v: &Value) -> String {
         ("link address", text(v, "link_address")),
     ]);
     format!("{head}\n{rest}")
-}
-
-fn neighbours(list: &[Value]) -> String {
-    let table = Table::new(
-        list,
-        &[
-            ("ADDRESS", &|n| text(n, "ip")),
-            ("STATE", &|n| text(n, "state")),
-            ("FOR", &|n| age(n, "age_ms")),
-            ("LID", &|n| lid(n, "lid")),
-            ("SL", &|n| text(n, "sl")),
-            ("MTU", &|n| text(n, "mtu")),
-            ("CONNECTION", &|n| text(n, "connection")),
-            ("RATE", &|n| text(n, "rate")),
-            ("SENT", &|n| nonzero(n, "tx_packets")),
-            ("BYTES", &|n| nonzero(n, "tx_bytes")),
-            ("WAITING", &|n| nonzero(n, "queued")),
-            ("LINK ADDRESS", &|n| text(n, "link_address")),
-            ("LAST FAILURE", &|n| text(n, "last_failure")),
-        ],
-    );
-    table.or("no neighbours: nothing was sent to or heard from anyone yet")
 }
 
 fn paths(list: &[Value]) -> String {

@@ -26,8 +26,58 @@ fn columns_align_and_empty_ones_go() {
 }
 
 #[test]
+fn a_failure_has_an_age_and_says_when_it_is_tried_again() {
+    let failed = |retry: Value| json!([{ "ip": "10.0.0.2", "last_failure": "no answer", "last_failure_age_ms": 12_000, "retry_in_ms": retry }]);
+    for (retry, words) in [
+        (json!(null), "12 s ago: no answer"),
+        (json!(0), "12 s ago: no answer; the next packet tries again"),
+        (json!(2500), "12 s ago: no answer; no attempt for 2.5 s"),
+    ] {
+        let text = render(ShowWhat::Neigh, &failed(retry));
+        assert_eq!(rows(&text)[1], ["10.0.0.2", words]);
+    }
+}
+
+#[test]
+fn neighbours_say_which_way_they_are_connected() {
+    for (direction, connection, words) in [
+        (json!("both"), json!("connected"), "in and out"),
+        (json!("out"), json!("connected"), "out"),
+        (json!("in"), json!("idle"), "in; out: idle"),
+        (json!("in"), json!(null), "in"),
+        (json!(null), json!("none: no answer"), "none: no answer"),
+    ] {
+        let list = json!([{ "ip": "10.0.0.2", "direction": direction, "connection": connection }]);
+        let text = render(ShowWhat::Neigh, &list);
+        assert_eq!(rows(&text)[1], ["10.0.0.2", words]);
+    }
+}
+
+#[test]
+fn connections_of_both_sides() {
+    let list = json!([
+        { "ips": ["10.0.0.2", "fd77::2"], "direction": "out", "opened_by": "this", "state": "open", "mtu": 65520, "idle_ms": 400,
+          "tx_messages": 7, "tx_pending": 0, "tx_repeated": 0, "rx_messages": 0, "qpn": 0x49, "peer_qpn": 0x51, "lid": 3, "gid": "fe80::3", "peer_ud_qpn": 0x48 },
+        { "ips": [], "direction": "in", "opened_by": "peer", "state": "opening", "mtu": 65520, "idle_ms": 0, "rx_messages": 0,
+          "qpn": 0x50, "peer_qpn": null, "lid": 4, "gid": "fe80::4", "peer_ud_qpn": 0x48 },
+    ]);
+    let text = render(ShowWhat::Connections, &list);
+    assert_eq!(
+        text,
+        "NEIGHBOUR         DIRECTION  STATE      MTU  IDLE   SENT  QP    PEER QP  PEER LID  PEER GID  PEER UD QP\n\
+         10.0.0.2 fd77::2  out        open     65520  0.4 s     7  0x49  0x51            3  fe80::3   0x48\n\
+         -                 in         opening  65520  0.0 s     -  0x50  -               4  fe80::4   0x48\n"
+    );
+}
+
+#[test]
 fn empty_tables_say_so() {
-    for what in [ShowWhat::Neigh, ShowWhat::Path, ShowWhat::Mcast] {
+    for what in [
+        ShowWhat::Neigh,
+        ShowWhat::Connections,
+        ShowWhat::Path,
+        ShowWhat::Mcast,
+    ] {
         assert!(render(what, &json!([])).starts_with("no "), "{what:?}");
     }
     assert_eq!(
@@ -49,6 +99,7 @@ fn answers_of_any_shape_do_no_harm() {
     for what in [
         ShowWhat::Link,
         ShowWhat::Neigh,
+        ShowWhat::Connections,
         ShowWhat::Path,
         ShowWhat::Mcast,
         ShowWhat::Stats,

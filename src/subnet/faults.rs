@@ -9,11 +9,12 @@ use clap::ValueEnum;
 use fabric::link::fault::{CmLoss, FaultConfig, FaultCounters, FaultLink};
 use fabric::sm::{NodeView, PortView, SaFault, SmConfig, SubnetManager};
 use serde_json::{Value, json};
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::mad::attr::SmState;
 use wire::mad::{AttrId, MadStatus};
-use wire::{Guid, Lid, PKey};
+use wire::{Gid, Guid, Lid, PKey};
 
 /// Names in an error message.
 const MAX_NAMES: usize = 20;
@@ -61,10 +62,19 @@ impl Subnet {
             }
             FaultWhat::Lid { node, lid, port } => {
                 let node = self.known_as(node);
-                self.with_manager(move |sm, now| {
-                    let guid = end_port(&sm.nodes(), &node, port)?.guid;
-                    Ok(sm.move_lid(now, guid, Lid(lid))?)
+                let lid = Lid(lid);
+                let (guid, old) = self.with_manager(move |sm, now| {
+                    let nodes = sm.nodes();
+                    let port = end_port(&nodes, &node, port)?;
+                    sm.move_lid(now, port.guid, lid)?;
+                    Ok((port.guid, port.lid))
                 })?;
+                let mut moved = self.moved.lock();
+                let (first, last) = moved.entry(guid).or_insert((old, lid));
+                *last = lid;
+                if *first == lid {
+                    moved.remove(&guid);
+                }
             }
             FaultWhat::Prefix { prefix } => self.with_manager(move |sm, now| {
                 let config = SmConfig {
@@ -264,8 +274,9 @@ impl Subnet {
                 })
             })
             .collect();
+        let moved = self.moved.lock().clone();
         let more = self.manager().and_then(|manager| {
-            manager.call(|Manager { sm, .. }, _| {
+            manager.call(move |Manager { sm, .. }, _| {
                 let tables = sm.config().pkey_tables.iter();
                 let tables = tables.map(|(guid, keys)| {
                     let keys: Vec<String> = keys.iter().map(PKey::to_string).collect();
@@ -279,17 +290,40 @@ impl Subnet {
                     };
                     json!({ "fault": fault, "left": left })
                 });
-                (sa, tables.collect::<Vec<_>>(), sm.has_resigned())
+                let nodes = sm.nodes();
+                let lid_of = |guid: Guid| {
+                    let mut ports = nodes.iter().flat_map(|node| &node.ports);
+                    ports.find(|port| port.guid == guid).map(|port| port.lid)
+                };
+                // Not what another manager has changed since; a port that is away gets it when it comes back.
+                let lids = moved.into_iter();
+                let lids = lids.filter(|(guid, (_, now))| lid_of(*guid).is_none_or(|l| l == *now));
+                let lids = lids.map(|(guid, (was, now))| {
+                    json!({ "guid": guid.to_string(), "lid": now.0, "was": was.0 })
+                });
+                let prefix = sm.config().subnet_prefix;
+                let prefix = (prefix != Gid::DEFAULT_PREFIX)
+                    .then(|| Ipv6Addr::from(u128::from(prefix) << 64).to_string());
+                json!({
+                    "sa": sa, "pkey_tables": tables.collect::<Vec<_>>(), "resigned": sm.has_resigned(),
+                    "lids": lids.collect::<Vec<_>>(), "prefix": prefix,
+                })
             })
         });
-        let (sa, tables, resigned) = more.unwrap_or_default();
+        let more = more.unwrap_or_else(
+            || json!({ "sa": null, "pkey_tables": [], "lids": [], "prefix": null }),
+        );
+        let resigned = more["resigned"] == true;
         let sm = match &self.sm {
             None => "not embedded",
             Some(_) if resigned => "handed over",
             Some(sm) if sm.lock().running.is_some() => "running",
             Some(_) => "stopped",
         };
-        json!({ "links": links, "sm": sm, "sa": sa, "pkey_tables": tables })
+        json!({
+            "links": links, "sm": sm, "sa": more["sa"], "pkey_tables": more["pkey_tables"],
+            "lids": more["lids"], "prefix": more["prefix"],
+        })
     }
 }
 

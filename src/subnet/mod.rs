@@ -26,11 +26,11 @@ use newcomers::{Event, Newcomers};
 use nodes::SubnetNode;
 use parking_lot::Mutex;
 use site::{Attached, Site, SwitchPort};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use wire::Guid;
+use wire::{Guid, Lid};
 
 /// Sources that are remembered because they were refused, and attached ones.
 const MAX_SOURCES: usize = 4096;
@@ -42,6 +42,8 @@ pub struct Subnet {
     sm: Option<Mutex<Managed>>,
     /// Ports of switches whose links were broken by another name than the switch's.
     named: Mutex<HashMap<(String, u8), SwitchPort>>,
+    /// LIDs given as faults, by port GUID: the one before the first of them, and the last.
+    moved: Mutex<BTreeMap<Guid, (Lid, Lid)>>,
     _control: Running<Controls>,
     _late: Running<Late>,
 }
@@ -99,6 +101,7 @@ impl Subnet {
             site: Arc::new(site),
             sm,
             named: Mutex::default(),
+            moved: Mutex::default(),
             _control: control,
             _late: late,
         })

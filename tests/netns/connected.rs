@@ -34,7 +34,11 @@ pub(crate) fn serve(subnet: &Subnet, host: u32) -> Background {
 
 pub(crate) fn set_mode(subnet: &Subnet, host: u32, mode: &str) {
     let name = format!("ib0@{}", subnet.namespace(host));
-    succeed(Command::new(IPOIB).args(["set", &name, "mode", mode]));
+    let said = succeed(Command::new(IPOIB).args(["set", &name, "mode", mode]));
+    assert!(
+        said.starts_with(&format!("{name}: mode is {mode} ")),
+        "{said}"
+    );
 }
 
 /// The device of a host has this MTU, sooner or later.
@@ -182,6 +186,35 @@ fn all_sizes_between_hosts_of_different_modes() {
     assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), "5038 0 65520");
     assert_eq!(connection(&subnet, 1, "10.77.0.2"), "connected");
     assert_eq!(stat(&subnet, 2, "connections_own"), 0);
+    // Both sides see it, and each other's queue pair.
+    let [one, two] = [1, 2].map(|host| subnet.show(host, "conn")[0].clone());
+    for (seen, direction, address) in [(&one, "out", "10.77.0.2"), (&two, "in", "10.77.0.1")] {
+        assert_eq!(seen["direction"], direction, "{seen}");
+        assert_eq!(seen["state"], "open", "{seen}");
+        assert_eq!(seen["mtu"], 65_520, "{seen}");
+        let ips = seen["ips"].as_array().expect("a list");
+        assert!(ips.iter().any(|ip| ip == address), "{seen}");
+    }
+    assert_eq!(one["qpn"], two["peer_qpn"]);
+    assert_eq!(two["qpn"], one["peer_qpn"]);
+    assert!(one["tx_messages"].as_u64() > Some(5000), "{one}");
+    assert!(two["rx_messages"].as_u64() > Some(5000), "{two}");
+    for (host, direction) in [(1, "out"), (2, "in")] {
+        let neighbour = subnet.show(host, "neigh")[0].clone();
+        assert_eq!(neighbour["direction"], direction, "{neighbour}");
+        let name = format!("ib0@{}", subnet.namespace(host));
+        let text = succeed(Command::new(IPOIB).args(["show", "neigh", "--on", &name]));
+        assert!(text.contains(direction), "{text}");
+        let mut set = Command::new(IPOIB);
+        let said = succeed(set.args([
+            "set",
+            "mode",
+            ["connected", "datagram"][host as usize - 1],
+            "--on",
+            &name,
+        ]));
+        assert!(said.contains("already"), "{said}");
+    }
     // The host's own device says no to what is longer than its MTU.
     assert_eq!(sweep(&subnet, 2, "10.77.0.1", 13), "156 4882 2044");
     assert_eq!(sweep(&subnet, 2, "fd77::1", 131), "16 484 2044");

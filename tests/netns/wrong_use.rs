@@ -155,23 +155,48 @@ fn name_in_use() {
     assert_eq!(subnet.show(1, "link")["up"], true);
 }
 
-#[test]
-fn no_permission() {
-    if !possible() {
-        return;
-    }
-    // As nobody; the program itself may lie where nobody may go.
+/// The program as nobody runs it, in a folder that lives as long.
+fn as_nobody() -> (tempfile::TempDir, Command) {
+    // The program itself may lie where nobody may go.
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("ipoib");
     // By another process: no child that another test forks meanwhile inherits the open file, which would make it "busy".
     succeed(Command::new("cp").arg(IPOIB).arg(&program));
     let readable = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
     std::fs::set_permissions(place.path(), readable).unwrap();
-    let mut up = Command::new(program);
-    up.args(["up", "ib0", "--fabric", "udp://127.0.0.1:1"])
-        .uid(65534)
-        .gid(65534);
-    let output = run(&mut up);
+    let mut command = Command::new(program);
+    command.uid(65534).gid(65534).env_remove("XDG_RUNTIME_DIR");
+    (place, command)
+}
+
+/// Who may not ask is told what there is, and why.
+#[test]
+fn what_runs_as_another_user() {
+    let Some(subnet) = Subnet::up(1) else { return };
+    let name = format!("ib0@{}", subnet.namespace(1));
+    for arguments in [
+        ["show"].as_slice(),
+        &["show", "link", "--on", &name],
+        &["set", &name, "mode", "connected"],
+    ] {
+        let (_place, mut command) = as_nobody();
+        let text = words(&run(command.args(arguments)));
+        assert!(text.contains("runs here as user 65534"), "{text}");
+        // Other tests' interfaces run at the same time, and no more than some are named.
+        let line = text.lines().find(|line| line.starts_with("root runs "));
+        let line = line.unwrap_or_else(|| panic!("nothing of root's in {text}"));
+        assert!(line.contains("only root may ask"), "{text}");
+        assert!(line.contains(&name) || line.contains("..."), "{text}");
+    }
+}
+
+#[test]
+fn no_permission() {
+    if !possible() {
+        return;
+    }
+    let (_place, mut up) = as_nobody();
+    let output = run(up.args(["up", "ib0", "--fabric", "udp://127.0.0.1:1"]));
     assert_eq!(output.status.code(), Some(1), "{}", words(&output));
     let text = words(&output);
     assert!(

@@ -12,7 +12,7 @@ mod neighbour;
 mod port;
 pub mod status;
 
-pub use connected::{ConnectedConfig, Mode, ParseModeError};
+pub use connected::{ConnectedConfig, ConnectionStatus, Mode, ParseModeError};
 
 use crate::counters::Counters;
 use crate::forwarding::{Course, Destination, Forwarding, Hop, destination, is_group};

@@ -1,11 +1,11 @@
 //! What an operator sees of an interface: `ipoib show link|neigh|path|mcast|stats`.
 
-use super::{Interface, Mode};
+use super::{ConnectionStatus, Interface, Mode};
 use arp::NeighbourInfo;
 use serde::Serialize;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use wire::mad::PortState;
 
 /// The named fields of a struct of counters, with a prefix to their names.
@@ -71,10 +71,14 @@ pub struct NeighbourStatus {
     pub gid: Option<String>,
     /// Service level.
     pub sl: Option<u8>,
-    /// How it is connected, or why it is not; none where it takes no connections, or none are wanted.
+    /// Where the connection stands that this side sends by, or why there is none; none where none is wanted.
     pub connection: Option<String>,
-    /// Largest IP packet that goes to it now, bytes.
+    /// Which way packets go by connections that are open: `out`, `in`, `both`. See [`ConnectionStatus`].
+    pub direction: Option<&'static str>,
+    /// Largest IP packet that goes to it, bytes; none where that is only known when a connection is open.
     pub mtu: Option<u32>,
+    /// Largest IP packet that goes to it as a datagram, bytes.
+    pub datagram_mtu: Option<u32>,
     /// Rate of the path.
     pub rate: Option<String>,
     /// Packets that wait.
@@ -87,6 +91,10 @@ pub struct NeighbourStatus {
     pub tx_bytes: u64,
     /// The last failure in words.
     pub last_failure: Option<String>,
+    /// Milliseconds since then.
+    pub last_failure_age_ms: Option<u64>,
+    /// In state `failed`, the milliseconds before a packet makes it try again.
+    pub retry_in_ms: Option<u64>,
 }
 
 /// One line of `ipoib show path`.
@@ -221,11 +229,13 @@ impl Interface {
 
     pub(super) fn neighbour(&self, now: Instant, n: NeighbourInfo) -> NeighbourStatus {
         let to = self.table.neighbours.get(&n.ip);
-        let (connection, waiting) = self.connections.describe(now, n.ip).unzip();
+        let outline = self.connections.outline(now, n.ip);
         let offers_none = self.mode() == Mode::Connected
             && n.address.is_some_and(|address| !address.accepts_rc());
-        let connection =
-            connection.or_else(|| offers_none.then(|| "none: it offers none (no RC flag)".into()));
+        let ms = |time: Duration| time.as_millis() as u64;
+        let connection = outline
+            .out
+            .or_else(|| offers_none.then(|| "none: it offers none (no RC flag)".into()));
         NeighbourStatus {
             ip: n.ip,
             state: n.state.to_string(),
@@ -234,14 +244,26 @@ impl Interface {
             gid: n.address.map(|a| a.gid.to_string()),
             sl: n.path.map(|p| p.sl.0),
             connection,
-            mtu: to.map(|to| to.mtu_now() as u32),
+            direction: outline.direction,
+            mtu: match outline.mtu_to_be {
+                Some(of_the_last) => of_the_last.map(|mtu| mtu as u32),
+                None => to.map(|to| to.mtu_now() as u32),
+            },
+            datagram_mtu: to.map(|to| to.mtu as u32),
             rate: n.path.map(|p| p.rate.to_string()),
-            queued: n.queued + waiting.unwrap_or_default(),
-            age_ms: n.age.as_millis() as u64,
+            queued: n.queued + outline.queued,
+            age_ms: ms(n.age),
             tx_packets: to.map_or(0, |to| to.packets.load(Relaxed)),
             tx_bytes: to.map_or(0, |to| to.bytes.load(Relaxed)),
             last_failure: n.last_failure.map(|f| f.to_string()),
+            last_failure_age_ms: n.failed_ago.map(ms),
+            retry_in_ms: n.retry_in.map(ms),
         }
+    }
+
+    /// `ipoib show connections`, by peer.
+    pub fn connection_status(&mut self, now: Instant) -> Vec<ConnectionStatus> {
+        self.connections.list(now)
     }
 
     /// `ipoib show path`, by GID.

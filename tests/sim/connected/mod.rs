@@ -9,6 +9,7 @@ mod lost;
 mod mtus;
 mod numbers;
 mod paths;
+mod show;
 mod sizes;
 mod unheard;
 mod vanished;

@@ -60,7 +60,7 @@ impl Connections {
     }
 
     /// Brings up to date when each connection was last used.
-    fn notice_use(&mut self, now: Instant) {
+    pub(super) fn notice_use(&mut self, now: Instant) {
         let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
         for id in all {
             self.notice_use_of(now, id);

@@ -307,11 +307,10 @@ impl Connections {
         true
     }
 
-    /// A connection that the peer asked for, for both directions. Where the peer is, ARP and the SA say; not whoever asks in its name.
+    /// A connection that the peer asked for, for both directions.
     fn duplex_with(&self, key: PeerKey, is: impl Fn(&Connection) -> bool) -> Option<ConnectionId> {
-        let (local, at) = (self.local?, self.peers.get(&key)?.path.dlid);
-        let is_there = |c: &Connection| c.peer == key && local.is_same_port(c.lid, at);
-        let suits = |c: &Connection| is_there(c) && c.is_duplex && is(c);
+        let (local, peer) = (self.local?, self.peers.get(&key)?);
+        let suits = |c: &Connection| c.is_from(&local, key, peer) && c.is_duplex && is(c);
         let mut all = self.connections.iter();
         all.find(|(_, c)| suits(c)).map(|(id, _)| *id)
     }

@@ -17,10 +17,12 @@ mod handler;
 mod messages;
 mod open;
 mod peer;
+mod show;
 
 use config::Dialect;
 pub(crate) use config::MAX_MTU;
 pub use config::{ConnectedConfig, Mode, ParseModeError};
+pub use show::ConnectionStatus;
 
 use crate::plane::Plane;
 use arp::Resolved;
@@ -414,8 +416,8 @@ impl Connections {
             State::Connecting(_) => peer.lane.set(Way::Waiting, false),
             State::Up(id) => {
                 if let Some(connection) = self.connections.get(&id) {
-                    peer.last_failure = None;
                     let (qp, mtu) = (connection.qp.clone(), connection.mtu);
+                    (peer.last_failure, peer.mtu) = (None, Some(mtu));
                     peer.lane.set(Way::Connected { qp, mtu }, false);
                     let there = self.addresses.iter().filter(|(_, at)| **at == key);
                     let there = there.map(|(ip, _)| *ip).collect();
@@ -449,7 +451,7 @@ impl Connections {
             .saturating_mul(1 << peer.failures.min(16));
         let wait = doubled.min(self.config.hold_down_max);
         peer.failures = peer.failures.saturating_add(1);
-        peer.last_failure = Some(why.clone());
+        peer.last_failure = Some((now, why.clone()));
         tracing::debug!(peer = %key.0, qpn = %key.1, %why, "no connection for now");
         let until = now + wait;
         self.enter(key, State::Held { until, why });
@@ -478,38 +480,6 @@ impl Connections {
                 CmOutput::Event(event) => self.cm_event(now, event),
             }
         }
-    }
-
-    /// How the peer at `ip` is connected, in words; `None` where it takes no connections or none are wanted. And how many packets wait.
-    pub(super) fn describe(&self, now: Instant, ip: IpAddr) -> Option<(String, usize)> {
-        let peer = self.peers.get(self.addresses.get(&ip)?)?;
-        let words = match &peer.state {
-            State::Idle if self.mode == Mode::Datagram => return None,
-            State::Idle => match &peer.last_failure {
-                Some(why) => format!("idle; the last failed: {why}"),
-                None => "idle".into(),
-            },
-            State::Connecting(_) => "connecting".into(),
-            State::Up(_) => "connected".into(),
-            State::Held { until, why } => {
-                let left = until.saturating_duration_since(now).as_secs_f64().ceil();
-                format!("none: {why}; next attempt in {left} s")
-            }
-        };
-        Some((words, peer.queue.len()))
-    }
-
-    /// Connections open now: own ones, those of peers; and those that are being opened or closed.
-    pub(super) fn count(&self) -> [u64; 3] {
-        self.connections.values().fold([0; 3], |mut n, c| {
-            let kind = match (c.phase, c.is_own) {
-                (Phase::Open | Phase::Leaving(_), true) => 0,
-                (Phase::Open | Phase::Leaving(_), false) => 1,
-                _ => 2,
-            };
-            n[kind] += 1;
-            n
-        })
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -38,7 +38,9 @@ pub(super) struct Peer {
     /// In a row.
     pub(super) failures: u32,
     /// Why there is no connection, or was none before the next packet.
-    pub(super) last_failure: Option<String>,
+    pub(super) last_failure: Option<(Instant, String)>,
+    /// Longest IP packet that it took from the last connection, bytes.
+    pub(super) mtu: Option<usize>,
     /// Which service ID it is asked by.
     pub(super) dialect: Dialect,
 }
@@ -57,6 +59,7 @@ impl Peer {
             queue: VecDeque::new(),
             failures: 0,
             last_failure: None,
+            mtu: None,
             dialect: Dialect::Linux,
         }
     }

@@ -1,17 +1,17 @@
 //! Configuration files (TOML). Options of the command line go before them.
 
-use crate::cli::{InterfaceAddress, UdpUrl, parse_guid, parse_pkey, parse_qpn};
-use anyhow::{Context, bail, ensure};
+mod values;
+
+use crate::cli::{InterfaceAddress, UdpUrl, parse_guid};
+use anyhow::{Context, bail};
 use datapath::{ConnectedConfig, Mode};
 use fabric::link::udp::Cidr;
 use fabric::sm::{
     GroupParams, MKey, Membership, Partition, RoutingEngine, SmConfig, Who, partitions,
 };
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, de};
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 use verbs::AckTimeout;
 use wire::{Guid, LinkRate, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
@@ -21,26 +21,27 @@ use wire::{Guid, LinkRate, MtuCode, PKey, QKey, Qpn, RateCode, ServiceLevel};
 #[serde(deny_unknown_fields, default)]
 pub struct UpFile {
     /// As `--fabric`.
-    #[serde(deserialize_with = "optional")]
+    #[serde(deserialize_with = "values::optional")]
     pub fabric: Option<UdpUrl>,
     /// As `--netns`.
     pub netns: Option<String>,
     /// As `--address`.
-    #[serde(deserialize_with = "list")]
+    #[serde(deserialize_with = "values::list")]
     pub address: Vec<InterfaceAddress>,
     /// As `--guid`.
-    #[serde(deserialize_with = "optional_guid")]
+    #[serde(deserialize_with = "values::optional_guid")]
     pub guid: Option<Guid>,
     /// As `--qpn`.
-    #[serde(deserialize_with = "optional_qpn")]
+    #[serde(deserialize_with = "values::optional_qpn")]
     pub qpn: Option<Qpn>,
     /// As `--pkey`.
-    #[serde(deserialize_with = "optional_pkey")]
+    #[serde(deserialize_with = "values::optional_pkey")]
     pub pkey: Option<PKey>,
     /// As `--mtu`.
+    #[serde(deserialize_with = "values::mtu")]
     pub mtu: Option<u32>,
     /// As `--link-rate`.
-    #[serde(deserialize_with = "optional")]
+    #[serde(deserialize_with = "values::optional")]
     pub link_rate: Option<LinkRate>,
     /// As `--mode`.
     pub mode: Option<Mode>,
@@ -61,59 +62,37 @@ pub struct ConnectedFile {
     /// True: the service IDs of RFC 4755 alone, which Linux does not understand.
     pub rfc_only: bool,
     /// As `--retry-count`.
+    #[serde(deserialize_with = "values::retries")]
     pub retry_count: Option<u8>,
     /// As `--rnr-retry`.
+    #[serde(deserialize_with = "values::retries")]
     pub rnr_retry: Option<u8>,
     /// How long to wait for an acknowledgement: 4.096 us * 2^n, n from 1 to 31.
+    #[serde(deserialize_with = "values::ack_timeout")]
     pub ack_timeout: Option<u8>,
     /// Connections at once.
-    pub max_connections: Option<usize>,
+    #[serde(deserialize_with = "values::connections")]
+    pub max_connections: Option<u32>,
     /// Seconds after which an unused connection is closed.
+    #[serde(deserialize_with = "values::idle")]
     pub idle: Option<u64>,
 }
 
 impl ConnectedFile {
     /// The settings, with the defaults for those that are not given.
-    ///
-    /// # Errors
-    /// A value that cannot be.
-    pub fn settings(&self) -> anyhow::Result<ConnectedConfig> {
+    pub fn settings(&self) -> ConnectedConfig {
         let defaults = ConnectedConfig::default();
-        let bounded = |name: &str, value: Option<u8>, range: RangeInclusive<u8>, default| {
-            let value = value.unwrap_or(default);
-            ensure!(
-                range.contains(&value),
-                "connected.{name} = {value}: it must be from {} to {}",
-                range.start(),
-                range.end()
-            );
-            Ok(value)
-        };
-        let max_connections = self.max_connections.unwrap_or(defaults.max_connections);
-        ensure!(
-            (1..=65_536).contains(&max_connections),
-            "connected.max_connections = {max_connections}: it must be from 1 to 65536"
-        );
-        let idle = self.idle.unwrap_or(defaults.idle.as_secs());
-        ensure!(
-            (1..=86_400).contains(&idle),
-            "connected.idle = {idle}: it must be from 1 to 86400 seconds"
-        );
-        Ok(ConnectedConfig {
+        let max_connections = self.max_connections.map(|n| n as usize);
+        ConnectedConfig {
             offer: self.offer.unwrap_or(defaults.offer),
             rfc_only: self.rfc_only,
-            retry_count: bounded("retry_count", self.retry_count, 0..=7, defaults.retry_count)?,
-            rnr_retry: bounded("rnr_retry", self.rnr_retry, 0..=7, defaults.rnr_retry)?,
-            ack_timeout: AckTimeout(bounded(
-                "ack_timeout",
-                self.ack_timeout,
-                1..=31,
-                defaults.ack_timeout.0,
-            )?),
-            max_connections,
-            idle: Duration::from_secs(idle),
+            retry_count: self.retry_count.unwrap_or(defaults.retry_count),
+            rnr_retry: self.rnr_retry.unwrap_or(defaults.rnr_retry),
+            ack_timeout: self.ack_timeout.map_or(defaults.ack_timeout, AckTimeout),
+            max_connections: max_connections.unwrap_or(defaults.max_connections),
+            idle: self.idle.map_or(defaults.idle, Duration::from_secs),
             ..defaults
-        })
+        }
     }
 }
 
@@ -122,23 +101,27 @@ impl ConnectedFile {
 #[serde(deny_unknown_fields, default)]
 pub struct FabricFile {
     /// As `--listen`.
-    #[serde(deserialize_with = "optional")]
+    #[serde(deserialize_with = "values::optional")]
     pub listen: Option<UdpUrl>,
     /// As `--allow`.
-    #[serde(deserialize_with = "list")]
+    #[serde(deserialize_with = "values::list")]
     pub allow: Vec<Cidr>,
     /// As `--topology`; `ports` and `guid` are those of the one switch without it.
     pub topology: Option<String>,
     /// Ports of the switch, 1 to 254.
+    #[serde(deserialize_with = "values::ports")]
     pub ports: u8,
     /// GUID of the switch.
-    #[serde(deserialize_with = "optional_guid")]
+    #[serde(deserialize_with = "values::optional_guid")]
     pub guid: Option<Guid>,
     /// Priority of the subnet manager, 0 to 15.
+    #[serde(deserialize_with = "values::priority")]
     pub sm_priority: u8,
     /// [`SmConfig::sm_key`].
+    #[serde(deserialize_with = "values::key")]
     pub sm_key: u64,
     /// Seconds between light sweeps.
+    #[serde(deserialize_with = "values::interval")]
     pub sweep_interval: u64,
     /// Where LIDs are kept over a restart.
     pub lid_file: Option<PathBuf>,
@@ -151,12 +134,16 @@ pub struct FabricFile {
     /// Node GUIDs of the switches at the top for `updn`; without any they are found.
     pub roots: Vec<String>,
     /// Each HCA port gets 2^lmc LIDs, 0 to 3.
+    #[serde(deserialize_with = "values::up_to_3")]
     pub lmc: u8,
     /// Key that SMPs must have; 0: none. [`MKey`] tells about it and the next two.
+    #[serde(deserialize_with = "values::key")]
     pub m_key: u64,
     /// 0 to 3.
+    #[serde(deserialize_with = "values::up_to_3")]
     pub m_key_protect: u8,
     /// Seconds.
+    #[serde(deserialize_with = "values::lease")]
     pub m_key_lease: u16,
 }
 
@@ -201,22 +188,22 @@ impl Default for FabricFile {
 pub struct PartitionTable {
     #[serde(default)]
     name: String,
-    #[serde(deserialize_with = "pkey")]
+    #[serde(deserialize_with = "values::pkey")]
     pkey: PKey,
     /// Has a broadcast group.
     #[serde(default = "yes")]
     ipoib: bool,
     /// Bytes: 256 to 4096.
-    #[serde(default = "mtu")]
+    #[serde(default = "mtu", deserialize_with = "values::packet")]
     mtu: u32,
     /// Gbit/s.
     #[serde(default = "rate")]
     rate: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "values::up_to_15")]
     sl: u8,
-    #[serde(default = "scope")]
+    #[serde(default = "scope", deserialize_with = "values::up_to_15")]
     scope: u8,
-    #[serde(default = "q_key")]
+    #[serde(default = "q_key", deserialize_with = "values::q_key")]
     q_key: u32,
     /// Membership of ports that are not listed.
     default: Option<MembershipName>,
@@ -276,13 +263,6 @@ impl PartitionTable {
                 self.rate
             )
         })?;
-        if self.sl > 15 || self.scope > 15 {
-            bail!(
-                "sl = {} and scope = {} must be from 0 to 15",
-                self.sl,
-                self.scope
-            );
-        }
         let params = GroupParams {
             mtu,
             rate,
@@ -317,22 +297,6 @@ impl FabricFile {
     /// # Errors
     /// A value that InfiniBand does not have.
     pub fn sm_config(&self) -> anyhow::Result<SmConfig> {
-        if self.sm_priority > 15 {
-            bail!(
-                "sm_priority = {}: it must be from 0 to 15",
-                self.sm_priority
-            );
-        }
-        if self.ports == 0 || self.ports > 254 {
-            bail!("ports = {}: a switch has 1 to 254", self.ports);
-        }
-        if self.sweep_interval == 0 {
-            bail!("sweep_interval = 0: it must be at least 1 second");
-        }
-        if self.lmc > 3 || self.m_key_protect > 3 {
-            let (lmc, protect) = (self.lmc, self.m_key_protect);
-            bail!("lmc = {lmc} and m_key_protect = {protect} must be from 0 to 3");
-        }
         let roots = self.roots.iter().map(|guid| parse_guid(guid));
         let roots: Vec<Guid> = roots
             .collect::<Result<_, _>>()
@@ -412,153 +376,5 @@ pub fn read<T: de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     })
 }
 
-fn parsed<'de, D: Deserializer<'de>, T>(
-    from: D,
-    parse: impl Fn(&str) -> Result<T, String>,
-) -> Result<T, D::Error> {
-    parse(&String::deserialize(from)?).map_err(de::Error::custom)
-}
-
-fn by_from_str<T: FromStr<Err: ToString>>(s: &str) -> Result<T, String> {
-    s.parse().map_err(|error: T::Err| error.to_string())
-}
-
-fn optional<'de, D: Deserializer<'de>, T: FromStr<Err: ToString>>(
-    from: D,
-) -> Result<Option<T>, D::Error> {
-    parsed(from, by_from_str).map(Some)
-}
-
-fn list<'de, D: Deserializer<'de>, T: FromStr<Err: ToString>>(from: D) -> Result<Vec<T>, D::Error> {
-    Vec::<String>::deserialize(from)?
-        .iter()
-        .map(|s| by_from_str(s))
-        .collect::<Result<_, _>>()
-        .map_err(de::Error::custom)
-}
-
-fn optional_guid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Guid>, D::Error> {
-    parsed(from, parse_guid).map(Some)
-}
-
-fn optional_qpn<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Qpn>, D::Error> {
-    parsed(from, parse_qpn).map(Some)
-}
-
-fn optional_pkey<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PKey>, D::Error> {
-    parsed(from, parse_pkey).map(Some)
-}
-
-fn pkey<'de, D: Deserializer<'de>>(from: D) -> Result<PKey, D::Error> {
-    parsed(from, parse_pkey)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use fabric::sm::EndPort;
-    use wire::mad::attr::NodeType;
-
-    fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let path = dir.path().join("test.toml");
-        std::fs::write(&path, text).expect("write");
-        (dir, path)
-    }
-
-    fn keys(partition: &Partition, guid: u64) -> Vec<PKey> {
-        let port = EndPort {
-            guid: Guid(guid),
-            node_type: NodeType::CA,
-            own: false,
-        };
-        partition.keys_of(&port).collect()
-    }
-
-    #[test]
-    fn partitions_of_a_file_and_routing() {
-        let (dir, path) = file("a=0x8001 : 0x5=full;\n\nb=2 : wrong;\n");
-        let error = read_partitions(&path).expect_err("invalid").to_string();
-        assert!(error.contains("test.toml, line 3: "), "{error}");
-        std::fs::write(&path, "a=0x8001,ipoib : 0x5=full;\n").expect("write");
-        let toml = format!(
-            "partitions = {:?}\nrouting = \"updn\"\nroots = [\"0xa1\"]\nlmc = 1\nm_key = 5\n",
-            path.display()
-        );
-        let config = dir.path().join("fabric.toml");
-        std::fs::write(&config, &toml).expect("write");
-        let sm = read::<FabricFile>(&config).and_then(|f| f.sm_config());
-        let sm = sm.expect("valid");
-        assert_eq!(keys(&sm.partitions[0], 5), [PKey(0x8001)]);
-        let roots = vec![Guid(0xa1)];
-        assert_eq!(sm.routing, RoutingEngine::UpDown { roots });
-        assert_eq!((sm.lmc, sm.m_key.key), (1, 5));
-        std::fs::write(&config, toml + "[[partition]]\npkey = \"0x8002\"\n").expect("write");
-        let both = read::<FabricFile>(&config).and_then(|f| f.sm_config());
-        assert!(both.is_err());
-    }
-
-    #[test]
-    fn a_whole_fabric_file() {
-        let (_dir, path) = file(
-            "listen = \"udp://127.0.0.1:7700\"\nallow = [\"192.0.2.0/24\"]\nports = 16\n\
-             [[partition]]\npkey = \"0x7fff\"\nmtu = 4096\nrate = 100\n\
-             [[partition]]\npkey = \"0x8001\"\nq_key = 0xabcd\nmembers = { \"0x100001\" = \"full\", \"0x100005\" = \"limited\" }\n",
-        );
-        let file: FabricFile = read(&path).expect("valid");
-        let sm = file.sm_config().expect("valid");
-        assert_eq!(sm.partitions.len(), 2);
-        assert_eq!(keys(&sm.partitions[0], 7), [PKey(0xffff)]);
-        assert_eq!(
-            sm.partitions[0].ipoib.map(|p| (p.mtu, p.rate)),
-            Some((MtuCode::MTU_4096, RateCode(16)))
-        );
-        assert_eq!(keys(&sm.partitions[1], 7), []);
-        assert_eq!(keys(&sm.partitions[1], 0x100005), [PKey(0x0001)]);
-        assert_eq!(sm.partitions[1].ipoib.map(|p| p.q_key), Some(QKey(0xabcd)));
-    }
-
-    #[test]
-    fn the_example_is_valid() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fabric.example.toml");
-        let sm = read::<FabricFile>(&path)
-            .and_then(|file| file.sm_config())
-            .expect("valid");
-        assert_eq!(sm.partitions.len(), 2);
-    }
-
-    #[test]
-    fn errors_name_file_and_line() {
-        for (text, line, says) in [
-            ("guid = \"0x1\"\nmtu = \"big\"\n", 2, "invalid type"),
-            ("\n\nwrong = 1\n", 3, "unknown field"),
-            ("address = [\"10.0.0.1\"]\n", 1, "no prefix length"),
-            ("pkey = \"0x8000\"\n", 1, "not a P_Key"),
-        ] {
-            let (_dir, path) = file(text);
-            let error = read::<UpFile>(&path).expect_err("invalid").to_string();
-            assert!(
-                error.contains(&format!("test.toml, line {line}: ")) && error.contains(says),
-                "{error}"
-            );
-        }
-        let error = read::<UpFile>(Path::new("/nowhere/at/all"))
-            .expect_err("absent")
-            .to_string();
-        assert!(error.contains("/nowhere/at/all"), "{error}");
-    }
-
-    #[test]
-    fn values_that_infiniband_does_not_have() {
-        for text in [
-            "mtu = 1500",
-            "rate = 11.5",
-            "sl = 16",
-            "members = { \"x\" = \"full\" }",
-        ] {
-            let (_dir, path) = file(&format!("[[partition]]\npkey = \"0x8001\"\n{text}\n"));
-            let file: FabricFile = read(&path).expect("TOML");
-            assert!(file.sm_config().is_err(), "{text}");
-        }
-    }
-}
+mod tests;
