@@ -6,7 +6,7 @@ use crate::show;
 use crate::signals::Signals;
 use crate::stack::{Pinger, Stack};
 use anyhow::{Context, bail};
-use datapath::InterfaceConfig;
+use datapath::{InterfaceConfig, Mode};
 use fabric::link::udp::UdpLink;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,6 +20,8 @@ const BRING_UP: Duration = Duration::from_secs(5);
 const LINGER: Duration = Duration::from_secs(2);
 /// How often signals are looked at while waiting for replies.
 const GLANCE: Duration = Duration::from_millis(50);
+/// Longest packet that goes as a datagram on most subnets, bytes.
+const DATAGRAM: u32 = 2044;
 /// Headers of IP and ICMP, bytes.
 const HEADERS_V4: u32 = 28;
 const HEADERS_V6: u32 = 48;
@@ -39,12 +41,22 @@ pub fn run(args: Ping) -> anyhow::Result<ExitCode> {
             " (made up; --address chooses another)",
         ),
     };
+    let headers = match args.ip {
+        IpAddr::V4(_) => HEADERS_V4,
+        IpAddr::V6(_) => HEADERS_V6,
+    };
+    let too_long = u32::from(args.size) + headers > DATAGRAM;
+    let mode = args.mode.unwrap_or(match too_long {
+        true => Mode::Connected,
+        false => Mode::Datagram,
+    });
     let config = NodeConfig {
         port_guid: guid,
         description: "ipoib ping".into(),
         interface: InterfaceConfig {
             name: "ping".into(),
             p_key: args.pkey,
+            mode,
             ..InterfaceConfig::default()
         },
         max_packet: 0,
@@ -58,14 +70,14 @@ pub fn run(args: Ping) -> anyhow::Result<ExitCode> {
         if !up {
             return Ok(ExitCode::FAILURE);
         }
-        let most = stack.mtu().saturating_sub(if args.ip.is_ipv4() {
-            HEADERS_V4
-        } else {
-            HEADERS_V6
-        });
+        let most = stack.mtu().saturating_sub(headers);
         if u32::from(args.size) > most {
+            let hint = match mode {
+                Mode::Datagram => "; --mode connected takes more",
+                Mode::Connected => "",
+            };
             bail!(
-                "--size {}: with the subnet's MTU of {} bytes, at most {most} fit into one packet",
+                "--size {}: with an MTU of {} bytes in {mode} mode, at most {most} fit into one packet{hint}",
                 args.size,
                 stack.mtu()
             );
@@ -324,7 +336,14 @@ fn obstacle(stack: &Stack, target: IpAddr) -> String {
             let failure = neighbour
                 .last_failure
                 .map_or_else(String::new, |failure| format!(": {failure}"));
-            format!(" (neighbour {}{failure})", neighbour.state)
+            let connection = match (neighbour.direction, neighbour.connection) {
+                (_, None) => String::new(),
+                (Some("out"), _) => {
+                    "; packets go by a connection, and it has opened none for its answers: what is too long for its datagrams needs connected mode there, too".into()
+                }
+                (_, Some(words)) => format!("; connection: {words}"),
+            };
+            format!(" (neighbour {}{failure}{connection})", neighbour.state)
         }
         _ => String::new(),
     }

@@ -139,7 +139,11 @@ pub fn run(args: Up) -> anyhow::Result<ExitCode> {
                 } else if !up {
                     waited += LOOK;
                     if waited == PATIENCE {
-                        let hint = if link.is_up() { "" } else { " (is `ipoib fabric` running there, and does it allow this host?)" };
+                        let hint = match link.is_up() {
+                            false => " (is `ipoib fabric` running there, and does it allow this host?)",
+                            true if state.contains("waiting for a subnet manager") => " (does one run there, and has the fabric a free port for this host? It logs if not)",
+                            true => "",
+                        };
                         eprintln!("{instance}: not up yet, still trying: {state}{hint}");
                     }
                 }

@@ -80,6 +80,11 @@ fn text(bytes: &[u8]) -> String {
 
 /// Starts a ping that keeps on and so answers as `address`.
 fn responder(url: &str, address: &str) -> Running {
+    responder_as(url, address, "datagram")
+}
+
+/// The same in this mode.
+fn responder_as(url: &str, address: &str, mode: &str) -> Running {
     let other = if address.contains(':') {
         "fd77::fe"
     } else {
@@ -96,6 +101,8 @@ fn responder(url: &str, address: &str) -> Running {
             address,
             "--count",
             "100000",
+            "--mode",
+            mode,
         ]);
         if line.starts_with("PING") {
             return running;
@@ -136,6 +143,39 @@ fn two_pings_answer_each_other() {
             );
         }
         assert!(out.contains("rtt min/avg/max = "), "{out}");
+    }
+}
+
+/// What is too long for a datagram goes by a connection, and comes back if the other side is in connected mode; else it is said why not.
+#[test]
+fn the_longest_go_by_connections() {
+    let (_fabric, url) = fabric(&[]);
+    for (address, target, size) in [
+        ("10.77.0.1/24", "10.77.0.1", "65492"),
+        ("fd77::1/64", "fd77::1", "65472"),
+    ] {
+        let _other = responder_as(&url, address, "connected");
+        let args = [target, "--fabric", &url, "--count", "2", "--size", size];
+        let all = "2 packets transmitted, 2 received, 0% packet loss";
+        ping_until(&args, |said| said.contains(all));
+    }
+    let _other = responder(&url, "10.77.0.2/24");
+    let begin = Instant::now();
+    loop {
+        let args = [
+            "10.77.0.2",
+            "--fabric",
+            &url,
+            "--count",
+            "1",
+            "--size",
+            "9000",
+        ];
+        let said = processes::words(&ping(&args));
+        if said.contains("needs connected mode there, too") {
+            break;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{said}");
     }
 }
 
@@ -207,13 +247,17 @@ fn errors_say_what_to_do() {
         "{errors}"
     );
 
-    let output = ping(&["fd77::1", "--fabric", &url, "--size", "2000"]);
+    let size = ["fd77::1", "--fabric", &url, "--size"];
+    let output = ping(&[&size, ["2000", "--mode", "datagram"].as_slice()].concat());
     assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
     assert!(
-        text(&output.stderr).contains("at most 1996"),
-        "{}",
-        text(&output.stderr)
+        errors.contains("at most 1996") && errors.contains("--mode connected takes more"),
+        "{errors}"
     );
+    let output = ping(&[&size, ["big"].as_slice()].concat());
+    let errors = text(&output.stderr);
+    assert!(errors.contains("from 0 to 65492 (bytes)"), "{errors}");
 }
 
 #[test]

@@ -301,9 +301,12 @@ pub struct Ping {
     /// Stop after this many
     #[arg(short, long, default_value_t = 4, value_parser = Numbers::new(1, u32::MAX as u64, "echo requests", 4).parser::<u32>())]
     pub count: u32,
-    /// Bytes of data in each; they go as datagrams
-    #[arg(short, long, default_value_t = 56, value_parser = clap::value_parser!(u16).range(0..=2016))]
+    /// Bytes of data in each
+    #[arg(short, long, default_value_t = 56, value_parser = Numbers::new(0, 65_492, "bytes", 56).parser::<u16>())]
     pub size: u16,
+    /// How they go: datagram, or connected (by a connection, where the target takes one); connected without it where the size is beyond 2016
+    #[arg(long)]
+    pub mode: Option<Mode>,
     /// Milliseconds between them
     #[arg(short, long, default_value_t = 1000, value_parser = Numbers::new(0, 3_600_000, "milliseconds", 200).parser::<u64>())]
     pub interval: u64,
