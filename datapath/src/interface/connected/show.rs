@@ -18,7 +18,7 @@ pub struct ConnectionStatus {
     pub direction: &'static str,
     /// Who asked for it: `this` side or the `peer`.
     pub opened_by: &'static str,
-    /// `opening`, `open` or `closing`.
+    /// `opening`, `open`; `leaving`: open for what is on its way still; `draining`: nothing new goes by it; `closing`.
     pub state: &'static str,
     /// Longest IP packet, bytes: what the peer takes from it, or for `in` what this side takes; none while that is not known.
     pub mtu: Option<usize>,
@@ -104,7 +104,10 @@ impl Connections {
         let is_in = by.is_some_and(Connection::is_both)
             || self.local.is_some_and(|local| {
                 let mut all = self.connections.values();
-                all.any(|c| c.phase == Phase::Open && c.is_from(&local, key, peer))
+                all.any(|c| {
+                    matches!(c.phase, Phase::Open | Phase::Leaving(_))
+                        && c.is_from(&local, key, peer)
+                })
             });
         let direction = match (by.is_some(), is_in) {
             (true, true) => Some("both"),
@@ -159,6 +162,8 @@ impl Connections {
             state: match c.phase {
                 Phase::Opening => "opening",
                 Phase::Open => "open",
+                Phase::Leaving(_) => "leaving",
+                Phase::Draining(_) => "draining",
                 Phase::Closing => "closing",
             },
             mtu: Some(mtu).filter(|mtu| *mtu > 0),
@@ -179,8 +184,8 @@ impl Connections {
     pub(in crate::interface) fn count(&self) -> [u64; 3] {
         self.connections.values().fold([0; 3], |mut n, c| {
             let kind = match (c.phase, c.is_own) {
-                (Phase::Open, true) => 0,
-                (Phase::Open, false) => 1,
+                (Phase::Open | Phase::Leaving(_), true) => 0,
+                (Phase::Open | Phase::Leaving(_), false) => 1,
                 _ => 2,
             };
             n[kind] += 1;
