@@ -66,6 +66,12 @@ impl Fabric {
 #[test]
 fn wrong_use_is_explained() {
     let fabric = Fabric::start(&[]);
+    // Its manager has looked at the subnet, which takes a moment.
+    let until = Instant::now() + PATIENCE;
+    while !String::from_utf8_lossy(&fabric.fault("sm takeover").stderr).contains("already") {
+        assert!(Instant::now() < until, "no master");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     for (line, words) in [
         ("link nobody 1 down", "there are: switch"),
         ("link switch 0 down", "ports 1 to 128"),

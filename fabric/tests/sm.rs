@@ -619,6 +619,30 @@ fn who_takes_over_finds_all_before_it_writes() {
     }
 }
 
+/// Nor if it is the manager's own switch that takes its time, as on a busy machine.
+#[test]
+fn who_starts_anew_on_a_switch_finds_all_before_it_writes() {
+    for late in [7, 90, 150, 300].map(|ms| ms * MS) {
+        let mut m = Model::new(SmConfig::default());
+        let switch = m.switch(0xa000, 36);
+        let hcas = [1, 2].map(|n| m.hca(0x1000 * n));
+        for (hca, port) in hcas.into_iter().zip([1, 20]) {
+            m.link((hca, 1), (switch, port));
+        }
+        m.run(100 * MS);
+        m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
+        m.slow = Some((switch, late));
+        let sets = m.sets;
+        for _ in 0..20_000 {
+            m.run(MS);
+            assert_eq!(m.follow(hcas[0], m.lid(hcas[1])), Some(hcas[1]), "{late:?}");
+        }
+        assert_eq!(m.sm.state(), SmState::MASTER);
+        assert!(m.sets > sets);
+        assert_all_talk(&m, &hcas);
+    }
+}
+
 #[test]
 fn a_running_subnet_with_a_silent_node_is_taken_over_however_often_it_is_swept() {
     let mut m = up(SmConfig::default());

@@ -74,7 +74,7 @@ impl Manager {
     pub(crate) fn start(subnet: &Subnet, node: &str, priority: u8) -> Manager {
         let place = tempfile::tempdir().unwrap();
         let config = format!(
-            "sm_priority {priority}\nsminfo_polling_timeout 500\npolling_retry_number 2\nforce_log_flush TRUE\nlog_flags 0x03\n"
+            "sm_priority {priority}\nsminfo_polling_timeout 500\npolling_retry_number 4\nforce_log_flush TRUE\nlog_flags 0x03\n"
         );
         std::fs::write(place.path().join("conf"), config).unwrap();
         let mut command = Command::new(IPOIB);

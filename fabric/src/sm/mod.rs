@@ -259,14 +259,15 @@ impl SubnetManager {
         let due = self.next_settle.is_some_and(|at| at <= now);
         if !self.dirty {
             (self.next_settle, self.dirty_since) = (None, None);
-        } else if !self.careful && (due || self.smps.discovery_settled()) {
+        } else if !self.careful && (due || self.smps.discovery_settled()) && !self.is_blind() {
             (self.next_settle, self.dirty_since) = (None, None);
             self.first_look = false;
             self.settle(now);
         } else if std::mem::take(&mut self.progress) || due || self.next_settle.is_none() {
             // The first sweep decides who is master: it is not cut short.
+            let first = self.careful || self.first_look;
             let latest = match self.state {
-                SmState::MASTER if !self.careful => *self.dirty_since.get_or_insert(now) + LATEST,
+                SmState::MASTER if !first => *self.dirty_since.get_or_insert(now) + LATEST,
                 _ => now + QUIET,
             };
             self.next_settle = Some(latest.min(now + QUIET));
@@ -275,6 +276,18 @@ impl SubnetManager {
             self.advance_armed(now);
         }
         self.pump(now);
+    }
+
+    /// Is it not known yet whether the subnet is in use already? What is written to a switch whose ports answer late, as on a busy machine, would
+    /// end what crosses it.
+    fn is_blind(&self) -> bool {
+        let unread = || {
+            let switches = self.topo.nodes.values().filter(|n| n.switch.is_some());
+            let mut ports = switches.flat_map(|n| &n.ports);
+            let own = self.topo.own.and_then(|own| self.topo.port(own));
+            own.is_none_or(|port| port.info.is_none()) || ports.any(|port| port.info.is_none())
+        };
+        self.first_look && !self.smps.discovery_ended() && unread()
     }
 
     fn pump(&mut self, now: Instant) {
