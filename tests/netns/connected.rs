@@ -140,7 +140,7 @@ fn all_sizes_between_connected_hosts() {
 #[test]
 fn all_sizes_though_a_message_of_the_communication_manager_is_lost() {
     let Some(subnet) = Subnet::up(2) else { return };
-    let (all, few) = ("500 0 65520", "16 484 2044");
+    let (all, few) = ("5038 0 65520", "156 4882 2044");
     let pairings = [
         (["connected", "connected"], all),
         (["connected", "datagram"], all),
@@ -155,7 +155,7 @@ fn all_sizes_though_a_message_of_the_communication_manager_is_lost() {
             ));
             let hosts = || [1, 2].into_iter().zip(modes);
             hosts().for_each(|(host, mode)| set_mode(&subnet, host, mode));
-            assert_eq!(sweep(&subnet, 1, "10.77.0.2", 131), answered, "{what}");
+            assert_eq!(sweep(&subnet, 1, "10.77.0.2", 13), answered, "{what}");
             let v6 = sweep(&subnet, 1, "fd77::2", 1310);
             assert!(
                 v6.ends_with(answered.rsplit(' ').next().unwrap()),
