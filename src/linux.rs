@@ -72,19 +72,25 @@ impl LinuxNode {
         let node = Node::start(config, Arc::new(device), Box::new(LinuxHost(link)))?;
         let inbox = node.inbox().clone();
         let link = HostLink::open(netns, &name)?;
-        let had_ipv6 = Cell::new(true);
+        let (had_ipv6, was_small) = (Cell::new(true), Cell::new(false));
         let monitor = HostMonitor::start(
             netns,
             &name,
             Box::new(move |event| {
-                if let HostEvent::Link { admin_up, mtu } = event
-                    && !had_ipv6.replace(admin_up && mtu >= MIN_MTU_V6 as u32)
-                    && had_ipv6.get()
-                    && let Err(error) = link.restore_link_local(port_guid)
-                {
+                if let HostEvent::Link { admin_up, mtu } = event {
+                    let is_small = mtu < MIN_MTU_V6 as u32;
+                    was_small.set(was_small.get() || is_small);
                     // The kernel deletes it, as all IPv6 addresses, when a device is set down or its MTU is too small for IPv6, and makes a
-                    // new one only from an address that it knows, or a random one.
-                    tracing::warn!(%error, "cannot restore the link-local address");
+                    // new one only from an address that it knows, or, after the latter, a random one.
+                    if !had_ipv6.replace(admin_up && !is_small) && had_ipv6.get() {
+                        let restored = match was_small.replace(false) {
+                            true => link.restore_link_local(port_guid),
+                            false => link.add_link_local(port_guid),
+                        };
+                        if let Err(error) = restored {
+                            tracing::warn!(%error, "cannot restore the link-local address");
+                        }
+                    }
                 }
                 // The control thread is never so far behind that its queue of thousands is full, unless it has ended.
                 if !inbox.put(Input::Host(event)) {

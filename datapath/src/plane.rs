@@ -95,10 +95,11 @@ impl Plane {
         &self.counters
     }
 
-    /// Tells control; false if it has no room for more, and counted.
+    /// Tells control; false if it has no room for more, and counted if that loses something.
     pub(crate) fn upcall(&self, upcall: Upcall) -> bool {
+        let only_wakes = matches!(upcall, Upcall::Connection);
         let taken = (self.control)(upcall);
-        if !taken {
+        if !taken && !only_wakes {
             Counters::bump(&self.counters.drop_control_full);
         }
         taken

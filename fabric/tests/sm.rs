@@ -622,15 +622,21 @@ fn who_takes_over_finds_all_before_it_writes() {
 /// Nor if it is the manager's own switch that takes its time, as on a busy machine.
 #[test]
 fn who_starts_anew_on_a_switch_finds_all_before_it_writes() {
-    for late in [7, 90, 150, 300].map(|ms| ms * MS) {
-        let mut m = Model::new(SmConfig::default());
+    let soon = [7, 90, 150, 300].map(|ms| (ms * MS, SmConfig::default().sweep_interval));
+    // It is late for a whole interval: nothing is begun anew.
+    for (late, sweep_interval) in soon.into_iter().chain([(300 * MS, SEC)]) {
+        let config = SmConfig {
+            sweep_interval,
+            ..SmConfig::default()
+        };
+        let mut m = Model::new(config.clone());
         let switch = m.switch(0xa000, 36);
         let hcas = [1, 2].map(|n| m.hca(0x1000 * n));
         for (hca, port) in hcas.into_iter().zip([1, 20]) {
             m.link((hca, 1), (switch, port));
         }
         m.run(100 * MS);
-        m.sm = fabric::sm::SubnetManager::new(SmConfig::default(), 9);
+        m.sm = fabric::sm::SubnetManager::new(config, 9);
         m.slow = Some((switch, late));
         let sets = m.sets;
         for _ in 0..20_000 {

@@ -168,7 +168,7 @@ pub struct Up {
     /// How often a packet of a connection is sent again without progress before the connection is given up; 7 if nothing is said
     #[arg(long, value_name = "N", value_parser = Numbers::RETRIES.parser::<u8>())]
     pub retry_count: Option<u8>,
-    /// The same where the receiver was not ready; 7, which is what it is if nothing is said: for ever
+    /// The same where the receiver was not ready; 7, which is what it is if nothing is said: until the connection is given up, after 30 s without progress
     #[arg(long, value_name = "N", value_parser = Numbers::RETRIES.parser::<u8>())]
     pub rnr_retry: Option<u8>,
     /// Width and speed of the port, from 1xSDR to 12xXDR; 4xEDR if nothing is said
@@ -304,7 +304,7 @@ pub struct Ping {
     /// Bytes of data in each
     #[arg(short, long, default_value_t = 56, value_parser = Numbers::new(0, 65_492, "bytes", 56).parser::<u16>())]
     pub size: u16,
-    /// How they go: datagram, or connected (by a connection, where the target takes one); connected without it where the size is beyond 2016
+    /// How they go: datagram, or connected (by a connection, where the target takes one); connected without it where the size is beyond 2016 (IPv6: 1996)
     #[arg(long)]
     pub mode: Option<Mode>,
     /// Milliseconds between them

@@ -119,6 +119,7 @@ fn numbers_of_a_fabric_are_in_their_ranges() {
         ("sm_priority = 16", "from 0 to 15"),
         ("sweep_interval = 0", "(seconds)"),
         ("sweep_interval = 1.5", "(seconds)"),
+        ("sweep_interval = 9223372036854775807", "from 1 to 86400"),
         ("lmc = 4", "from 0 to 3"),
         ("m_key = \"x\"", "expected a whole number"),
         ("[[partition]]\npkey = \"0x8001\"\nsl = 16", "from 0 to 15"),

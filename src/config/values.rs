@@ -56,7 +56,7 @@ numbers! {
     ports: u8 = Numbers::new(1, 254, "ports", 128);
     priority: u8 = Numbers::new(0, 15, "priority", 5);
     key: u64 = Numbers::new(0, MAX, "key", 1);
-    interval: u64 = Numbers::new(1, MAX, "seconds", 10);
+    interval: u64 = Numbers::new(1, 86_400, "seconds", 10);
     up_to_3: u8 = Numbers::new(0, 3, "2 bits", 1);
     lease: u16 = Numbers::new(0, 65_535, "seconds", 60);
     packet: u32 = Numbers::new(256, 4096, "bytes: a power of 2", 2048);

@@ -90,7 +90,7 @@ pub fn find(target: &Target, what: Option<ShowWhat>) -> anyhow::Result<Instance>
     match (&target.control, &target.on) {
         (Some(_), Some(_)) => bail!("say whom to ask by --on or by --control, not by both"),
         (Some(path), None) => Ok(Instance::of(path)),
-        (None, on) => choose(running(), on.as_deref(), what, &others_in_words()),
+        (None, on) => choose(running(), on.as_deref(), what, others_in_words),
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn choose(
     all: Vec<Instance>,
     on: Option<&str>,
     what: Option<ShowWhat>,
-    others: &str,
+    others: impl FnOnce() -> String,
 ) -> anyhow::Result<Instance> {
     let names = |list: &[Instance]| {
         list.iter()
@@ -107,7 +107,7 @@ pub(super) fn choose(
             .join(", ")
     };
     if all.is_empty() {
-        bail!("{}{others}", nothing());
+        bail!("{}{}", nothing(), others());
     }
     let (matching, kind): (Vec<Instance>, _) = match (on, what) {
         (Some(name), _) => (
@@ -126,7 +126,11 @@ pub(super) fn choose(
     };
     match matching.as_slice() {
         [one] => Ok(one.clone()),
-        [] => bail!("no {kind} runs here; what runs: {}{others}", names(&all)),
+        [] => bail!(
+            "no {kind} runs here; what runs: {}{}",
+            names(&all),
+            others()
+        ),
         several => bail!("several run here; choose one with --on: {}", names(several)),
     }
 }

@@ -1,13 +1,17 @@
 //! What runs under other users: whoever does not find an interface is told that it may be there.
 
 use super::{Instance, directories};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Names of one user in a message: anybody can make sockets in `/tmp`.
 const MAX_NAMES: usize = 8;
+/// Sockets of one user that are tried, and directories that are looked into.
+const MAX_SOCKETS: usize = 64;
+const MAX_DIRECTORIES: usize = 1000;
 /// Users in a message.
 const MAX_USERS: usize = 8;
 
@@ -15,6 +19,7 @@ const MAX_USERS: usize = 8;
 pub fn others_in_words() -> String {
     let own = directories();
     let elsewhere = candidates().into_iter().filter(|path| !own.contains(path));
+    let elsewhere = elsewhere.take(MAX_DIRECTORIES);
     let lines = elsewhere.filter_map(|path| in_words(&path));
     lines
         .take(MAX_USERS)
@@ -42,6 +47,13 @@ fn candidates() -> Vec<PathBuf> {
         .collect()
 }
 
+/// Connects, and waits for nobody: whose socket it is, is not known.
+fn reach(socket: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&stream, &SocketAddrUnix::new(socket)?)
+}
+
 /// What there is to say of one directory.
 pub(super) fn in_words(directory: &Path) -> Option<String> {
     let metadata = std::fs::symlink_metadata(directory).ok()?;
@@ -63,12 +75,14 @@ pub(super) fn in_words(directory: &Path) -> Option<String> {
     let paths = entries.map(|entry| entry.path());
     let sockets = paths.filter(|path| path.extension().is_some_and(|e| e == "sock"));
     // Those of programs that died refuse, if one may ask them.
-    let asked = sockets.filter_map(|path| match UnixStream::connect(&path) {
-        Ok(_) => Some((Instance::of(&path), true)),
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            Some((Instance::of(&path), false))
-        }
-        Err(_) => None,
+    let asked = sockets.take(MAX_SOCKETS).filter_map(|path| {
+        let may_ask = match reach(&path) {
+            // One that has no room for more lives.
+            Ok(()) | Err(Errno::AGAIN) => true,
+            Err(Errno::ACCESS) => false,
+            Err(_) => return None,
+        };
+        Some((Instance::of(&path), may_ask))
     });
     let (mut open, mut closed) = (Vec::new(), Vec::new());
     for (instance, may_ask) in asked {

@@ -335,7 +335,7 @@ fn which_one_is_meant() {
             .collect::<Vec<_>>()
     };
     let chosen = |names: &[&str], on, what| {
-        choose(all(names), on, what, "\nroot runs ib9")
+        choose(all(names), on, what, || "\nroot runs ib9".into())
             .map(|i| i.name)
             .map_err(|e| e.to_string())
     };
@@ -405,4 +405,23 @@ fn what_others_run_is_named() {
     let words = in_words(directory.path()).expect("something runs");
     let way = format!(" runs some: --control {}", path("ib0.sock").display());
     assert!(words.ends_with(&way), "{words}");
+}
+
+/// One who listens and takes nobody makes nobody wait.
+#[test]
+fn what_others_run_is_named_without_waiting_for_it() {
+    use super::others::in_words;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let path = directory.path().join("ib0.sock");
+    let full = socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+    bind(&full, &SocketAddrUnix::new(&path).expect("a path")).expect("bound");
+    listen(&full, 0).expect("it listens");
+    let _only = UnixStream::connect(&path).expect("room for one");
+    let (said, words) = std::sync::mpsc::channel();
+    let place = directory.path().to_owned();
+    std::thread::spawn(move || said.send(in_words(&place)));
+    let words = words.recv_timeout(std::time::Duration::from_secs(60));
+    let words = words.expect("it waits").expect("something runs");
+    assert!(words.contains("ib0.sock"), "{words}");
 }

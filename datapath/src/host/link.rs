@@ -1,6 +1,6 @@
 //! One network interface of the host: setting it up, and asking the kernel about it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::AddressFamily;
@@ -146,16 +146,21 @@ impl HostLink {
     /// # Errors
     /// [`HostError::Request`].
     pub fn restore_link_local(&self, guid: wire::Guid) -> Result<(), HostError> {
+        let cleared = self.clear_link_local(wire::ipoib::nd::link_local(guid));
+        self.add_link_local(guid)?;
+        cleared
+    }
+
+    fn clear_link_local(&self, own: Ipv6Addr) -> Result<(), HostError> {
         self.set_addr_gen_mode_none()?;
-        let own = IpAddr::V6(wire::ipoib::nd::link_local(guid));
         for (address, prefix_len) in self.addresses()? {
-            if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()) && address != own {
+            if matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local() && v6 != own) {
                 let message = self.address_message(address, prefix_len);
                 self.requests
                     .change("delete the address", Message::DelAddress(message), 0)?;
             }
         }
-        self.add_link_local(guid)
+        Ok(())
     }
 
     /// Name, flags and MTU.

@@ -354,7 +354,7 @@ impl SubnetManager {
             match self.state {
                 SmState::MASTER => self.light_sweep(now),
                 // Who does not answer is still waited for.
-                _ if self.careful => self.schedule_sweep(now),
+                _ if self.careful || self.is_blind() => self.schedule_sweep(now),
                 _ => self.rediscover(now),
             }
         }

@@ -118,7 +118,10 @@ impl Cm {
         if req.transport_service_type > 1 {
             return self.refuse(from, &req, RejectReason::INVALID_TRANSPORT_TYPE);
         }
-        let of_lid = |c: &&Connection| !c.is_requester && c.address.dlid == from.address.dlid;
+        let of_lid = |c: &&Connection| {
+            let same_port = c.address.dlid.0 >> self.lmc == from.address.dlid.0 >> self.lmc;
+            !c.is_requester && same_port
+        };
         if self.connections.values().filter(of_lid).count() >= self.config.max_from_lid {
             return self.refuse(from, &req, RejectReason::NO_RESOURCES);
         }

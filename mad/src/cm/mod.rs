@@ -36,6 +36,7 @@ pub struct Cm {
     counters: CmCounters,
     rng: Rng,
     next_tid: u32,
+    lmc: u8,
     reject_data: [u8; 148],
 }
 
@@ -51,6 +52,7 @@ impl Cm {
             counters: CmCounters::default(),
             next_tid: rng.u32(..),
             rng,
+            lmc: 0,
             reject_data: [0; 148],
         }
     }
@@ -68,6 +70,11 @@ impl Cm {
     /// Private data of all REJs from now on.
     pub fn set_reject_data(&mut self, private_data: [u8; 148]) {
         self.reject_data = private_data;
+    }
+
+    /// The subnet's LMC (0 to 7): so many low bits do not tell one port's LIDs from another's.
+    pub fn set_lmc(&mut self, lmc: u8) {
+        self.lmc = lmc & 7;
     }
 
     /// What became of messages.

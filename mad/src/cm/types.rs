@@ -65,7 +65,7 @@ pub struct CmConfig {
     pub time_wait: Duration,
     /// Connections at once, those that rest included.
     pub max_connections: usize,
-    /// Those of them that were asked for from one LID: one node must not take all.
+    /// Those of them that were asked for from one port, told by its LIDs: one node must not take all.
     pub max_from_lid: usize,
 }
 

@@ -64,7 +64,7 @@ pub struct ConnectedConfig {
     pub receive_mtu: u32,
     /// How often a packet is sent again without progress before the connection is given up, 0..=7. (Linux: 0.)
     pub retry_count: u8,
-    /// How often a packet is sent again where the receiver was not ready, 0..=7; 7: for ever.
+    /// How often a packet is sent again where the receiver was not ready, 0..=7; 7: as long as the connection is kept, 30 s without progress.
     pub rnr_retry: u8,
     /// How long to wait for an acknowledgement.
     pub ack_timeout: AckTimeout,

@@ -251,6 +251,7 @@ impl Connections {
         self.link_down(now);
         self.local = Some(local);
         let qpn = local.address.qpn;
+        self.cm.set_lmc(local.lmc);
         self.cm
             .set_reject_data(messages::private_data(qpn, &self.config));
         if self.config.offer {

@@ -343,6 +343,42 @@ fn a_request_from_beyond_a_router_has_the_lids_of_its_packet() {
     );
 }
 
+/// With LMC it has several LIDs.
+#[test]
+fn one_port_does_not_take_all_connections() {
+    let mut world = World::new(1);
+    let cm = &mut world.nodes[0].cm;
+    cm.set_lmc(2);
+    let most = 3;
+    cm.config.max_from_lid = most;
+    for n in 0..8u16 {
+        let req = Req {
+            local_comm_id: 10 + u32::from(n),
+            service_id: SERVICE,
+            local_qpn: Qpn(10 + u32::from(n)),
+            ..Req::default()
+        };
+        let mad = MadReceived {
+            slid: Lid(8 + n % 4),
+            ..World::received(1, World::address(0).send(&req.into(), 7))
+        };
+        cm.handle(world.now, &mad);
+    }
+    assert_eq!((cm.len(), cm.counters().refused), (most, 5));
+    let req = Req {
+        local_comm_id: 20,
+        service_id: SERVICE,
+        local_qpn: Qpn(20),
+        ..Req::default()
+    };
+    let mad = MadReceived {
+        slid: Lid(12),
+        ..World::received(1, World::address(0).send(&req.into(), 7))
+    };
+    cm.handle(world.now, &mad);
+    assert_eq!(cm.len(), most + 1, "another port");
+}
+
 #[test]
 fn requests_that_nobody_takes_are_refused_with_a_reason() {
     let mut world = World::new(1);
