@@ -1,5 +1,6 @@
 //! The side of `ipoib show`, `capture` and `resolve`.
 
+use super::connect::{connect, listens};
 use super::{FABRIC_PREFIX, Request, Response, check_directory, directories, others_in_words};
 use crate::cli::{ShowWhat, Target};
 use anyhow::{Context, anyhow, bail};
@@ -64,7 +65,7 @@ pub(super) fn running_in(directories: &[PathBuf]) -> Vec<Instance> {
         .filter(|path| path.extension().is_some_and(|e| e == "sock"));
     // The sockets of programs that died refuse.
     let mut list: Vec<_> = paths
-        .filter(|path| UnixStream::connect(path).is_ok())
+        .filter(|path| listens(path).is_ok())
         .map(|path| Instance::of(&path))
         .collect();
     list.sort();
@@ -149,7 +150,7 @@ pub fn ask(instance: &Instance, request: &Request) -> anyhow::Result<Value> {
 /// As those of [`ask`].
 pub fn open(instance: &Instance, request: &Request) -> anyhow::Result<Answer> {
     let Instance { name, path } = instance;
-    let mut stream = UnixStream::connect(path).map_err(|error| match error.kind() {
+    let mut stream = connect(path, PATIENCE).map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!("{name} does not run: there is no {}", path.display()),
         ErrorKind::ConnectionRefused => anyhow!(
             "{name} does not run any more; it left {} behind",
@@ -158,10 +159,9 @@ pub fn open(instance: &Instance, request: &Request) -> anyhow::Result<Answer> {
         ErrorKind::PermissionDenied => {
             anyhow!("{} belongs to another user: {error}", path.display())
         }
+        ErrorKind::WouldBlock => anyhow!("{name} does not answer"),
         _ => anyhow!("cannot connect to {}: {error}", path.display()),
     })?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     // One that has no room for another client says so at once and closes.

@@ -5,6 +5,7 @@
 //! asked for, when the client shuts down its sending side, or when the program ends.
 
 mod client;
+mod connect;
 mod others;
 mod server;
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! What runs under other users: whoever does not find an interface is told that it may be there.
 
+use super::connect::listens;
 use super::{Instance, directories};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -47,13 +46,6 @@ fn candidates() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Connects, and waits for nobody: whose socket it is, is not known.
-fn reach(socket: &Path) -> Result<(), Errno> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&stream, &SocketAddrUnix::new(socket)?)
-}
-
 /// What there is to say of one directory.
 pub(super) fn in_words(directory: &Path) -> Option<String> {
     let metadata = std::fs::symlink_metadata(directory).ok()?;
@@ -76,10 +68,9 @@ pub(super) fn in_words(directory: &Path) -> Option<String> {
     let sockets = paths.filter(|path| path.extension().is_some_and(|e| e == "sock"));
     // Those of programs that died refuse, if one may ask them.
     let asked = sockets.take(MAX_SOCKETS).filter_map(|path| {
-        let may_ask = match reach(&path) {
-            // One that has no room for more lives.
-            Ok(()) | Err(Errno::AGAIN) => true,
-            Err(Errno::ACCESS) => false,
+        let may_ask = match listens(&path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => false,
             Err(_) => return None,
         };
         Some((Instance::of(&path), may_ask))

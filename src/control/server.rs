@@ -1,5 +1,6 @@
 //! The side of the running program.
 
+use super::connect::listens;
 use super::{Captured, Request, Response};
 use crate::cli::{FaultWhat, SetWhat, ShowWhat};
 use crate::opensm::Umad;
@@ -175,7 +176,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return error(&format!("{} is there and is not a socket", path.display()));
     }
-    match UnixStream::connect(path) {
+    match listens(path) {
         Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }

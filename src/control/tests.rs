@@ -407,9 +407,10 @@ fn what_others_run_is_named() {
     assert!(words.ends_with(&way), "{words}");
 }
 
-/// One who listens and takes nobody makes nobody wait.
+/// A program that is stopped, or another user's that listens and takes nobody, makes nobody wait for ever.
 #[test]
-fn what_others_run_is_named_without_waiting_for_it() {
+fn who_takes_nobody_is_not_waited_for() {
+    use super::connect::connect;
     use super::others::in_words;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -418,10 +419,19 @@ fn what_others_run_is_named_without_waiting_for_it() {
     bind(&full, &SocketAddrUnix::new(&path).expect("a path")).expect("bound");
     listen(&full, 0).expect("it listens");
     let _only = UnixStream::connect(&path).expect("room for one");
-    let (said, words) = std::sync::mpsc::channel();
-    let place = directory.path().to_owned();
-    std::thread::spawn(move || said.send(in_words(&place)));
-    let words = words.recv_timeout(std::time::Duration::from_secs(60));
-    let words = words.expect("it waits").expect("something runs");
+    let (say, said) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let place = directory.path().to_owned();
+        let running = running_in(std::slice::from_ref(&place));
+        let connected = connect(&path, std::time::Duration::from_millis(10));
+        let kind = connected.map_err(|error| error.kind()).err();
+        let taken = Server::start(&path, Arc::new(Fake { tap: None })).is_err();
+        let _ = say.send((in_words(&place), running.len(), kind, taken));
+    });
+    let said = said.recv_timeout(std::time::Duration::from_secs(60));
+    let (words, running, kind, taken) = said.expect("it waits");
+    let words = words.expect("something runs");
     assert!(words.contains("ib0.sock"), "{words}");
+    assert_eq!((running, kind), (1, Some(std::io::ErrorKind::WouldBlock)));
+    assert!(taken, "its socket was taken from it");
 }
