@@ -1,7 +1,7 @@
 # Shared by the scripts in this folder; sourced, not run. What runs is written down in a directory, so that down.sh ends just that.
 #   IPOIB               the program (default: the release build of this checkout, built if need be)
 #   IPOIB_NETNS_DIR     the directory (default: ${XDG_RUNTIME_DIR:-/tmp}/ipoib-netns)
-#   IPOIB_NETNS_UP      more arguments for `ipoib up` of a host, such as --mode connected
+#   IPOIB_NETNS_UP      more arguments for `ipoib up` of a host, such as --mode connected; start.sh takes those of up.sh
 #   IPOIB_NETNS_PREFIX  how the namespaces' names begin (default: ipoib)
 # Files in the directory: prefix, hosts (their number), ipoib (the program), fabric.args, fabric.url, namespaces, and for each of
 # fabric, host1, host2, ... NAME.pid ("PID STARTTIME") and NAME.log.
@@ -102,7 +102,7 @@ start_fabric() {
 start_host() {
     local k=$1
     alive "host$k" && die "host $k runs already (process $pid)"
-    launch "host$k" up ib0 --fabric "$(<"$dir/fabric.url")" --netns "$prefix$k" --address "10.77.0.$k/24" --address "fd77::$(printf %x "$k")/64" ${IPOIB_NETNS_UP-}
+    launch "host$k" up ib0 --fabric "$(<"$dir/fabric.url")" --netns "$prefix$k" --address "10.77.0.$k/24" --address "fd77::$(printf %x "$k")/64" ${IPOIB_NETNS_UP-$(<"$dir/up.args")}
 }
 
 wait_for_host() {

@@ -22,6 +22,8 @@ echo "$hosts" >"$dir/hosts"
 realpath "$IPOIB" >"$dir/ipoib"
 (($# == 0)) && : >"$dir/fabric.args" || printf '%s\n' "$@" >"$dir/fabric.args"
 
+printf '%s' "${IPOIB_NETNS_UP-}" >"$dir/up.args"
+
 start_fabric
 echo "fabric: $(<"$dir/fabric.url")"
 for ((k = 1; k <= hosts; k++)); do

@@ -97,7 +97,7 @@ pub(super) fn in_words(directory: &Path) -> Option<String> {
             "root" => "only root may ask (such as by sudo)".into(),
             _ => format!("only {owner} and root may ask"),
         };
-        format!("{owner} runs {closed}: {how}")
+        format!("{owner} may run {closed}: {how}")
     });
     match (open, closed) {
         (None, None) => None,

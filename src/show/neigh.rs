@@ -82,5 +82,5 @@ pub(super) fn connections(list: &[Value]) -> String {
             ("PEER UD QP", &|c| qpn(c, "peer_ud_qpn")),
         ],
     );
-    table.or("no connections: neither this side (in connected mode) nor a peer has asked for one")
+    table.or("no connections: in connected mode one is opened with the next packet to a neighbour, and a peer may open one")
 }

@@ -101,3 +101,16 @@ fn up_fails_and_cleans_up() {
     // What was there before stays.
     assert!(namespaces.contains(&taken), "{namespaces}");
 }
+
+/// With the arguments that its subnet was brought up with.
+#[test]
+fn a_host_started_again_is_as_it_was() {
+    let Some(subnet) = Subnet::up_as(1, "--mode connected") else {
+        return;
+    };
+    let mode = || subnet.show(1, "link")["mode"].clone();
+    assert_eq!(mode(), "connected");
+    subnet.kill("host1");
+    succeed(subnet.script("start.sh").arg("1"));
+    assert_eq!(mode(), "connected");
+}

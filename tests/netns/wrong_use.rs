@@ -183,7 +183,7 @@ fn what_runs_as_another_user() {
         let text = words(&run(command.args(arguments)));
         assert!(text.contains("runs here as user 65534"), "{text}");
         // Other tests' interfaces run at the same time, and no more than some are named.
-        let line = text.lines().find(|line| line.starts_with("root runs "));
+        let line = text.lines().find(|line| line.starts_with("root may run "));
         let line = line.unwrap_or_else(|| panic!("nothing of root's in {text}"));
         assert!(line.contains("only root may ask"), "{text}");
         assert!(line.contains(&name) || line.contains("..."), "{text}");
