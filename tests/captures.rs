@@ -3,10 +3,10 @@
 
 mod processes;
 
-use processes::succeed;
+use processes::{ended, succeed};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -73,20 +73,8 @@ impl Running {
         let pid = rustix::process::Pid::from_child(&self.child);
         // It may have ended by itself.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
-        let status = self.ended();
+        let status = ended(&mut self.child, PATIENCE);
         assert!(status.is_some_and(|status| status.success()), "{status:?}");
-    }
-
-    /// Waits for its end; none that takes too long.
-    fn ended(&mut self) -> Option<ExitStatus> {
-        let begin = Instant::now();
-        loop {
-            let status = self.child.try_wait().unwrap();
-            if status.is_some() || begin.elapsed() > PATIENCE {
-                return status;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
     }
 }
 
@@ -98,7 +86,7 @@ impl Drop for Running {
                 rustix::process::Pid::from_child(&self.child),
                 rustix::process::Signal::TERM,
             );
-            if self.ended().is_none() {
+            if ended(&mut self.child, PATIENCE).is_none() {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
             }

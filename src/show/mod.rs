@@ -32,18 +32,16 @@ pub fn run(args: &cli::Show) -> anyhow::Result<ExitCode> {
             control::running()
         };
         let list: Vec<Value> = instances.iter().map(look_at).collect();
+        if args.json {
+            return print(&json(&list.into()));
+        }
         // Not where somebody was named: that one is found, or an error says this.
         let others = match named {
             true => String::new(),
             false => control::others_in_words(),
         };
         let others = others.lines().skip(1).map(|line| format!("{line}\n"));
-        let others: String = others.collect();
-        return print(&if args.json {
-            json(&list.into())
-        } else {
-            overview(&list) + &others
-        });
+        return print(&(overview(&list) + &others.collect::<String>()));
     };
     let instance = control::find(&args.target, Some(what))?;
     let answer = control::ask(&instance, &Request::Show(what))?;

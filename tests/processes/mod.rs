@@ -6,7 +6,7 @@
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -56,6 +56,18 @@ pub(crate) fn finish(child: Child, limit: Duration, what: &str) -> Output {
     output
 }
 
+/// How a child ended; none if it takes longer than `limit`.
+pub(crate) fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begin = Instant::now();
+    loop {
+        let status = child.try_wait().unwrap();
+        if status.is_some() || begin.elapsed() > limit {
+            return status;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// All that a command said.
 pub(crate) fn words(output: &Output) -> String {
     [&output.stdout, &output.stderr]
@@ -85,14 +97,8 @@ impl Background {
     /// Waits for its end, which must be a success. What it wrote to a pipe: no more than fits into one.
     #[track_caller]
     pub(crate) fn succeeds(mut self, what: &str) -> String {
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                break status;
-            }
-            assert!(begin.elapsed() < LIMIT, "{what}: no end in {LIMIT:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let status = ended(&mut self.0, LIMIT);
+        let status = status.unwrap_or_else(|| panic!("{what}: no end in {LIMIT:?}"));
         assert!(status.success(), "{what}: {status}");
         let mut said = String::new();
         if let Some(mut output) = self.0.stdout.take() {

@@ -9,12 +9,7 @@ use wire::mad::AttrId;
 /// A peer that knows the RFC's service ID alone has opened the connection that both send by, ends it, and would take another.
 #[test]
 fn a_connection_that_has_ended_is_not_waited_for() {
-    let (mut sim, _) = one_switch(120, 2, |sim| {
-        sim.hosts[1].config.connected.rfc_only = true;
-        for host in &mut sim.hosts {
-            Kind::Connected.set(&mut host.config);
-        }
-    });
+    let mut sim = rfc_pair(120, [false, true]);
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);
@@ -31,12 +26,7 @@ fn a_connection_that_has_ended_is_not_waited_for() {
 /// A switch to datagram mode does not end what the peer sends by.
 #[test]
 fn a_peers_own_connection_stays_when_the_mode_changes() {
-    let (mut sim, _) = one_switch(121, 2, |sim| {
-        for host in &mut sim.hosts {
-            host.config.connected.rfc_only = true;
-            Kind::Connected.set(&mut host.config);
-        }
-    });
+    let mut sim = rfc_pair(121, [true; 2]);
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     set_mode(&mut sim, 0, Mode::Datagram);
@@ -150,12 +140,7 @@ fn another_path_ends_the_hold_down() {
 /// Own requests do not arrive, and the peer's connection is for both directions: what waits goes by that.
 #[test]
 fn a_peers_connection_takes_the_place_of_an_own_one_that_could_not_be_had() {
-    let (mut sim, _) = one_switch(126, 2, |sim| {
-        for host in &mut sim.hosts {
-            Kind::Connected.set(&mut host.config);
-        }
-        sim.hosts[1].config.connected.rfc_only = true;
-    });
+    let mut sim = rfc_pair(126, [false, true]);
     let lost = sim.net.lose(sim.alive(0).cable, 1, u64::MAX, is_request);
     let tokens = [(0, host::v4(1)), (1, host::v4(0))].map(|(h, to)| {
         let token = sim.ping_sized(h, to, 60_000);

@@ -52,12 +52,7 @@ fn a_change_of_mode_loses_nothing() {
 /// The same where a peer's connection, which is for both directions, was used.
 #[test]
 fn a_change_of_mode_loses_nothing_on_a_peers_connection() {
-    let (mut sim, _) = one_switch(242, 2, |sim| {
-        for host in &mut sim.hosts {
-            host.config.connected.rfc_only = true;
-            Kind::Connected.set(&mut host.config);
-        }
-    });
+    let mut sim = rfc_pair(242, [true; 2]);
     for (h, to) in [(1, host::v4(0)), (0, host::v4(1))] {
         let outcome = ask(&mut sim, h, to, 60_000, 5 * SECOND);
         assert_eq!(outcome, Outcome::Answered);
@@ -79,12 +74,7 @@ fn a_change_of_mode_loses_nothing_on_a_peers_connection() {
 /// A peer changes its mode whose connection this side sends by: it takes what comes until it has told so.
 #[test]
 fn a_peers_change_of_mode_loses_nothing() {
-    let (mut sim, _) = one_switch(247, 2, |sim| {
-        for host in &mut sim.hosts {
-            host.config.connected.rfc_only = true;
-            Kind::Connected.set(&mut host.config);
-        }
-    });
+    let mut sim = rfc_pair(247, [true; 2]);
     let outcome = ask(&mut sim, 1, host::v4(0), 60_000, 5 * SECOND);
     assert_eq!(outcome, Outcome::Answered);
     assert_eq!([open(&sim, 0), open(&sim, 1)], [(0, 1), (1, 0)]);

@@ -57,6 +57,17 @@ fn pair(seed: u64, kinds: [Kind; 2]) -> Sim {
     sim
 }
 
+/// Two hosts in connected mode, which know the service ID of the RFC alone where `rfc_only` says so.
+fn rfc_pair(seed: u64, rfc_only: [bool; 2]) -> Sim {
+    let (sim, _) = one_switch(seed, 2, |sim| {
+        for (host, rfc_only) in sim.hosts.iter_mut().zip(rfc_only) {
+            Kind::Connected.set(&mut host.config);
+            host.config.connected.rfc_only = rfc_only;
+        }
+    });
+    sim
+}
+
 /// IP and ICMP headers of an echo message to `to`, bytes.
 fn headers(to: IpAddr) -> u32 {
     if to.is_ipv4() { 28 } else { 48 }

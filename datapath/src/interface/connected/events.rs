@@ -108,23 +108,14 @@ impl Connections {
         if self.cm.accept(now, id, rep).is_err() {
             return;
         }
+        let made = (serial, qp);
         let connection = Connection {
-            peer,
-            lid: from.dlid,
             is_own: false,
             is_duplex: dialect == Dialect::Rfc
                 && mtu.is_some()
                 && local.is_same_port(from.dlid, req.primary.local_lid),
             mtu: mtu.unwrap_or_default().min(MAX_MTU as usize),
-            serial,
-            qp,
-            psn: req.starting_psn,
-            dialect,
-            phase: Phase::Opening,
-            messages: 0,
-            used: now,
-            since: now,
-            waiting: None,
+            ..Connection::new(now, peer, from.dlid, made, req.starting_psn, dialect)
         };
         self.keep(now, id, connection);
     }

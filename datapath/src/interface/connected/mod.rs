@@ -139,6 +139,39 @@ enum Phase {
 }
 
 impl Connection {
+    /// An own one, just asked for; `made`: its number and queue pair.
+    fn new(
+        now: Instant,
+        peer: PeerKey,
+        lid: Lid,
+        made: (u64, Arc<dyn ConnectedQueuePair>),
+        psn: Psn,
+        dialect: Dialect,
+    ) -> Connection {
+        let (serial, qp) = made;
+        Connection {
+            peer,
+            lid,
+            is_own: true,
+            is_duplex: false,
+            mtu: 0,
+            serial,
+            qp,
+            psn,
+            dialect,
+            phase: Phase::Opening,
+            messages: 0,
+            used: now,
+            since: now,
+            waiting: None,
+        }
+    }
+
+    /// Do packets go by it?
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Leaving(_))
+    }
+
     /// Does nothing new go by it?
     fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Draining(_) | Phase::Closing)

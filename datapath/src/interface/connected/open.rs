@@ -50,22 +50,7 @@ impl Connections {
         let to = messages::cm_address(&local, &path, key);
         match self.cm.connect(now, to, req) {
             Ok(id) => {
-                let connection = Connection {
-                    peer: key,
-                    lid: path.dlid,
-                    is_own: true,
-                    is_duplex: false,
-                    mtu: 0,
-                    serial,
-                    qp,
-                    psn,
-                    dialect,
-                    phase: Phase::Opening,
-                    messages: 0,
-                    used: now,
-                    since: now,
-                    waiting: None,
-                };
+                let connection = Connection::new(now, key, path.dlid, (serial, qp), psn, dialect);
                 self.keep(now, id, connection);
                 self.enter(key, State::Connecting(id));
             }

@@ -104,10 +104,7 @@ impl Connections {
         let is_in = by.is_some_and(Connection::is_both)
             || self.local.is_some_and(|local| {
                 let mut all = self.connections.values();
-                all.any(|c| {
-                    matches!(c.phase, Phase::Open | Phase::Leaving(_))
-                        && c.is_from(&local, key, peer)
-                })
+                all.any(|c| c.is_open() && c.is_from(&local, key, peer))
             });
         let direction = match (by.is_some(), is_in) {
             (true, true) => Some("both"),
@@ -183,9 +180,9 @@ impl Connections {
     /// Connections open now: own ones, those of peers; and those that are being opened or closed.
     pub(in crate::interface) fn count(&self) -> [u64; 3] {
         self.connections.values().fold([0; 3], |mut n, c| {
-            let kind = match (c.phase, c.is_own) {
-                (Phase::Open | Phase::Leaving(_), true) => 0,
-                (Phase::Open | Phase::Leaving(_), false) => 1,
+            let kind = match (c.is_open(), c.is_own) {
+                (true, true) => 0,
+                (true, false) => 1,
                 _ => 2,
             };
             n[kind] += 1;
